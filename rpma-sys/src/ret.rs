@@ -1,0 +1,85 @@
+//! rdma-core's three ways of returning an error, each turned into an [`io::Error`] by its own helper.
+
+use std::ffi::c_int;
+use std::io;
+use std::ptr::NonNull;
+
+/// For calls that return 0 or an errno: most of verbs, `ibv_modify_qp(3)` for one.
+///
+/// Some of them return -1 with `errno` set on the paths where libibverbs itself refuses, so a negative value is read as that.
+///
+/// # Errors
+///
+/// The errno that was returned.
+pub fn errno_ret(rc: c_int) -> io::Result<()> {
+    match rc {
+        0 => Ok(()),
+        e if e > 0 => Err(io::Error::from_raw_os_error(e)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// For calls that return a count, or a negative errno: the data path's `ibv_poll_cq(3)` in most providers.
+///
+/// # Errors
+///
+/// The errno whose negative was returned.
+pub fn neg_errno_ret(rc: c_int) -> io::Result<usize> {
+    usize::try_from(rc).map_err(|_| io::Error::from_raw_os_error(rc.saturating_neg()))
+}
+
+/// For calls that return -1 and set `errno`: the connection manager, and `ibv_get_cq_event(3)`.
+///
+/// # Errors
+///
+/// The thread's `errno`.
+pub fn minus1_ret(rc: c_int) -> io::Result<()> {
+    if rc >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// For calls that return a pointer, null with `errno` set on failure.
+///
+/// Some device drivers return null and set nothing; that is told as such, never as "Success".
+///
+/// # Errors
+///
+/// The thread's `errno`.
+pub fn null_ret<T>(p: *mut T) -> io::Result<NonNull<T>> {
+    NonNull::new(p).ok_or_else(|| {
+        let e = io::Error::last_os_error();
+        if e.raw_os_error() == Some(0) { io::Error::other("the provider returned null and set no errno") } else { e }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errno_ret_takes_the_returned_errno() {
+        assert_eq!(errno_ret(libc::ENOMEM).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+        assert!(errno_ret(0).is_ok());
+    }
+
+    #[test]
+    fn neg_errno_ret_takes_the_negated_errno_and_keeps_counts() {
+        assert_eq!(neg_errno_ret(-libc::EINVAL).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(neg_errno_ret(3).unwrap(), 3);
+        assert!(neg_errno_ret(c_int::MIN).is_err());
+    }
+
+    #[test]
+    fn minus1_ret_takes_the_thread_s_errno() {
+        crate::errno::set(libc::EADDRNOTAVAIL);
+        assert_eq!(minus1_ret(-1).unwrap_err().raw_os_error(), Some(libc::EADDRNOTAVAIL));
+        assert!(minus1_ret(0).is_ok());
+    }
+
+    #[test]
+    fn null_ret_never_reports_success_as_the_cause() {
+        crate::errno::set(0);
+        assert!(null_ret::<u8>(std::ptr::null_mut()).unwrap_err().to_string().contains("no errno"));
+        crate::errno::set(libc::ENOMEM);
+        assert_eq!(null_ret::<u8>(std::ptr::null_mut()).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+    }
+}
