@@ -34,6 +34,7 @@ pub struct ibv_gid__bindgen_ty_1 {
     pub interface_id: __be64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_gid__bindgen_ty_1"][::core::mem::size_of::<ibv_gid__bindgen_ty_1>() - 16usize];
     ["Alignment of ibv_gid__bindgen_ty_1"][::core::mem::align_of::<ibv_gid__bindgen_ty_1>() - 8usize];
@@ -43,6 +44,7 @@ const _: () = {
         [::core::mem::offset_of!(ibv_gid__bindgen_ty_1, interface_id) - 8usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_gid"][::core::mem::size_of::<ibv_gid>() - 16usize];
     ["Alignment of ibv_gid"][::core::mem::align_of::<ibv_gid>() - 8usize];
@@ -85,6 +87,7 @@ pub struct ibv_alloc_dm_attr {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 16usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_alloc_dm_attr"][::core::mem::size_of::<ibv_alloc_dm_attr>() - 16usize];
     ["Alignment of ibv_alloc_dm_attr"][::core::mem::align_of::<ibv_alloc_dm_attr>() - 8usize];
@@ -96,6 +99,7 @@ pub struct ibv_dm {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 32usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_dm"][::core::mem::size_of::<ibv_dm>() - 32usize];
     ["Alignment of ibv_dm"][::core::mem::align_of::<ibv_dm>() - 8usize];
@@ -145,6 +149,7 @@ pub struct ibv_device_attr {
     pub phys_port_cnt: u8,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_device_attr"][::core::mem::size_of::<ibv_device_attr>() - 232usize];
     ["Alignment of ibv_device_attr"][::core::mem::align_of::<ibv_device_attr>() - 8usize];
@@ -209,6 +214,7 @@ pub struct ibv_query_device_ex_input {
     pub comp_mask: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_query_device_ex_input"][::core::mem::size_of::<ibv_query_device_ex_input>() - 4usize];
     ["Alignment of ibv_query_device_ex_input"][::core::mem::align_of::<ibv_query_device_ex_input>() - 4usize];
@@ -241,6 +247,7 @@ pub struct ibv_odp_caps__bindgen_ty_1 {
     pub ud_odp_caps: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_odp_caps__bindgen_ty_1"][::core::mem::size_of::<ibv_odp_caps__bindgen_ty_1>() - 12usize];
     ["Alignment of ibv_odp_caps__bindgen_ty_1"][::core::mem::align_of::<ibv_odp_caps__bindgen_ty_1>() - 4usize];
@@ -252,6 +259,7 @@ const _: () = {
         [::core::mem::offset_of!(ibv_odp_caps__bindgen_ty_1, ud_odp_caps) - 8usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_odp_caps"][::core::mem::size_of::<ibv_odp_caps>() - 24usize];
     ["Alignment of ibv_odp_caps"][::core::mem::align_of::<ibv_odp_caps>() - 8usize];
@@ -265,6 +273,7 @@ pub struct ibv_tso_caps {
     pub supported_qpts: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_tso_caps"][::core::mem::size_of::<ibv_tso_caps>() - 8usize];
     ["Alignment of ibv_tso_caps"][::core::mem::align_of::<ibv_tso_caps>() - 4usize];
@@ -281,6 +290,7 @@ pub struct ibv_rss_caps {
     pub rx_hash_function: u8,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_rss_caps"][::core::mem::size_of::<ibv_rss_caps>() - 32usize];
     ["Alignment of ibv_rss_caps"][::core::mem::align_of::<ibv_rss_caps>() - 8usize];
@@ -300,6 +310,7 @@ pub struct ibv_packet_pacing_caps {
     pub supported_qpts: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_packet_pacing_caps"][::core::mem::size_of::<ibv_packet_pacing_caps>() - 12usize];
     ["Alignment of ibv_packet_pacing_caps"][::core::mem::align_of::<ibv_packet_pacing_caps>() - 4usize];
@@ -320,6 +331,7 @@ pub struct ibv_tm_caps {
     pub max_sge: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_tm_caps"][::core::mem::size_of::<ibv_tm_caps>() - 20usize];
     ["Alignment of ibv_tm_caps"][::core::mem::align_of::<ibv_tm_caps>() - 4usize];
@@ -336,6 +348,7 @@ pub struct ibv_cq_moderation_caps {
     pub max_cq_period: u16,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_cq_moderation_caps"][::core::mem::size_of::<ibv_cq_moderation_caps>() - 4usize];
     ["Alignment of ibv_cq_moderation_caps"][::core::mem::align_of::<ibv_cq_moderation_caps>() - 2usize];
@@ -352,6 +365,7 @@ pub struct ibv_pci_atomic_caps {
     pub compare_swap: u16,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_pci_atomic_caps"][::core::mem::size_of::<ibv_pci_atomic_caps>() - 6usize];
     ["Alignment of ibv_pci_atomic_caps"][::core::mem::align_of::<ibv_pci_atomic_caps>() - 2usize];
@@ -381,6 +395,7 @@ pub struct ibv_device_attr_ex {
     pub phys_port_cnt_ex: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_device_attr_ex"][::core::mem::size_of::<ibv_device_attr_ex>() - 400usize];
     ["Alignment of ibv_device_attr_ex"][::core::mem::align_of::<ibv_device_attr_ex>() - 8usize];
@@ -464,6 +479,7 @@ pub struct ibv_port_attr {
     pub active_speed_ex: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_port_attr"][::core::mem::size_of::<ibv_port_attr>() - 56usize];
     ["Alignment of ibv_port_attr"][::core::mem::align_of::<ibv_port_attr>() - 4usize];
@@ -538,6 +554,7 @@ pub union ibv_async_event__bindgen_ty_1 {
     pub port_num: ::core::ffi::c_int,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_async_event__bindgen_ty_1"][::core::mem::size_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
     ["Alignment of ibv_async_event__bindgen_ty_1"][::core::mem::align_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
@@ -558,6 +575,7 @@ impl Default for ibv_async_event__bindgen_ty_1 {
     }
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_async_event"][::core::mem::size_of::<ibv_async_event>() - 16usize];
     ["Alignment of ibv_async_event"][::core::mem::align_of::<ibv_async_event>() - 8usize];
@@ -655,6 +673,7 @@ pub union ibv_wc__bindgen_ty_1 {
     pub invalidated_rkey: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_wc__bindgen_ty_1"][::core::mem::size_of::<ibv_wc__bindgen_ty_1>() - 4usize];
     ["Alignment of ibv_wc__bindgen_ty_1"][::core::mem::align_of::<ibv_wc__bindgen_ty_1>() - 4usize];
@@ -672,6 +691,7 @@ impl Default for ibv_wc__bindgen_ty_1 {
     }
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_wc"][::core::mem::size_of::<ibv_wc>() - 48usize];
     ["Alignment of ibv_wc"][::core::mem::align_of::<ibv_wc>() - 8usize];
@@ -718,6 +738,7 @@ pub struct ibv_mw_bind_info {
     pub mw_access_flags: ::core::ffi::c_uint,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_mw_bind_info"][::core::mem::size_of::<ibv_mw_bind_info>() - 32usize];
     ["Alignment of ibv_mw_bind_info"][::core::mem::align_of::<ibv_mw_bind_info>() - 8usize];
@@ -742,6 +763,7 @@ pub struct ibv_dmah {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 8usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_dmah"][::core::mem::size_of::<ibv_dmah>() - 8usize];
     ["Alignment of ibv_dmah"][::core::mem::align_of::<ibv_dmah>() - 8usize];
@@ -758,6 +780,7 @@ pub struct ibv_pd {
     pub handle: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_pd"][::core::mem::size_of::<ibv_pd>() - 16usize];
     ["Alignment of ibv_pd"][::core::mem::align_of::<ibv_pd>() - 8usize];
@@ -780,6 +803,7 @@ pub struct ibv_td_init_attr {
     pub _bindgen_opaque_blob: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_td_init_attr"][::core::mem::size_of::<ibv_td_init_attr>() - 4usize];
     ["Alignment of ibv_td_init_attr"][::core::mem::align_of::<ibv_td_init_attr>() - 4usize];
@@ -791,6 +815,7 @@ pub struct ibv_td {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 8usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_td"][::core::mem::size_of::<ibv_td>() - 8usize];
     ["Alignment of ibv_td"][::core::mem::align_of::<ibv_td>() - 8usize];
@@ -802,6 +827,7 @@ pub struct ibv_xrcd_init_attr {
     pub _bindgen_opaque_blob: [u32; 3usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_xrcd_init_attr"][::core::mem::size_of::<ibv_xrcd_init_attr>() - 12usize];
     ["Alignment of ibv_xrcd_init_attr"][::core::mem::align_of::<ibv_xrcd_init_attr>() - 4usize];
@@ -813,6 +839,7 @@ pub struct ibv_xrcd {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 8usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_xrcd"][::core::mem::size_of::<ibv_xrcd>() - 8usize];
     ["Alignment of ibv_xrcd"][::core::mem::align_of::<ibv_xrcd>() - 8usize];
@@ -829,6 +856,7 @@ pub struct ibv_mr {
     pub rkey: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_mr"][::core::mem::size_of::<ibv_mr>() - 48usize];
     ["Alignment of ibv_mr"][::core::mem::align_of::<ibv_mr>() - 8usize];
@@ -856,6 +884,7 @@ pub struct ibv_mr_init_attr {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 72usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_mr_init_attr"][::core::mem::size_of::<ibv_mr_init_attr>() - 72usize];
     ["Alignment of ibv_mr_init_attr"][::core::mem::align_of::<ibv_mr_init_attr>() - 8usize];
@@ -870,6 +899,7 @@ pub struct ibv_mw {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 32usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_mw"][::core::mem::size_of::<ibv_mw>() - 32usize];
     ["Alignment of ibv_mw"][::core::mem::align_of::<ibv_mw>() - 8usize];
@@ -884,6 +914,7 @@ pub struct ibv_global_route {
     pub traffic_class: u8,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_global_route"][::core::mem::size_of::<ibv_global_route>() - 24usize];
     ["Alignment of ibv_global_route"][::core::mem::align_of::<ibv_global_route>() - 8usize];
@@ -914,6 +945,7 @@ pub struct ibv_ah_attr {
     pub port_num: u8,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_ah_attr"][::core::mem::size_of::<ibv_ah_attr>() - 32usize];
     ["Alignment of ibv_ah_attr"][::core::mem::align_of::<ibv_ah_attr>() - 8usize];
@@ -941,6 +973,7 @@ pub struct ibv_srq_init_attr_ex {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 64usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_srq_init_attr_ex"][::core::mem::size_of::<ibv_srq_init_attr_ex>() - 64usize];
     ["Alignment of ibv_srq_init_attr_ex"][::core::mem::align_of::<ibv_srq_init_attr_ex>() - 8usize];
@@ -952,6 +985,7 @@ pub struct ibv_wq_init_attr {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 48usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_wq_init_attr"][::core::mem::size_of::<ibv_wq_init_attr>() - 48usize];
     ["Alignment of ibv_wq_init_attr"][::core::mem::align_of::<ibv_wq_init_attr>() - 8usize];
@@ -963,6 +997,7 @@ pub struct ibv_wq_attr {
     pub _bindgen_opaque_blob: [u32; 5usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_wq_attr"][::core::mem::size_of::<ibv_wq_attr>() - 20usize];
     ["Alignment of ibv_wq_attr"][::core::mem::align_of::<ibv_wq_attr>() - 4usize];
@@ -974,6 +1009,7 @@ pub struct ibv_rwq_ind_table {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 24usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_rwq_ind_table"][::core::mem::size_of::<ibv_rwq_ind_table>() - 24usize];
     ["Alignment of ibv_rwq_ind_table"][::core::mem::align_of::<ibv_rwq_ind_table>() - 8usize];
@@ -985,6 +1021,7 @@ pub struct ibv_rwq_ind_table_init_attr {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 24usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_rwq_ind_table_init_attr"][::core::mem::size_of::<ibv_rwq_ind_table_init_attr>() - 24usize];
     ["Alignment of ibv_rwq_ind_table_init_attr"][::core::mem::align_of::<ibv_rwq_ind_table_init_attr>() - 8usize];
@@ -1007,6 +1044,7 @@ pub struct ibv_qp_cap {
     pub max_inline_data: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_qp_cap"][::core::mem::size_of::<ibv_qp_cap>() - 20usize];
     ["Alignment of ibv_qp_cap"][::core::mem::align_of::<ibv_qp_cap>() - 4usize];
@@ -1028,6 +1066,7 @@ pub struct ibv_qp_init_attr {
     pub sq_sig_all: ::core::ffi::c_int,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_qp_init_attr"][::core::mem::size_of::<ibv_qp_init_attr>() - 64usize];
     ["Alignment of ibv_qp_init_attr"][::core::mem::align_of::<ibv_qp_init_attr>() - 8usize];
@@ -1079,6 +1118,7 @@ pub struct ibv_rx_hash_conf {
     pub rx_hash_fields_mask: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_rx_hash_conf"][::core::mem::size_of::<ibv_rx_hash_conf>() - 24usize];
     ["Alignment of ibv_rx_hash_conf"][::core::mem::align_of::<ibv_rx_hash_conf>() - 8usize];
@@ -1118,6 +1158,7 @@ pub struct ibv_qp_init_attr_ex {
     pub send_ops_flags: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_qp_init_attr_ex"][::core::mem::size_of::<ibv_qp_init_attr_ex>() - 136usize];
     ["Alignment of ibv_qp_init_attr_ex"][::core::mem::align_of::<ibv_qp_init_attr_ex>() - 8usize];
@@ -1156,6 +1197,7 @@ pub struct ibv_qp_open_attr {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 32usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_qp_open_attr"][::core::mem::size_of::<ibv_qp_open_attr>() - 32usize];
     ["Alignment of ibv_qp_open_attr"][::core::mem::align_of::<ibv_qp_open_attr>() - 8usize];
@@ -1227,6 +1269,7 @@ pub struct ibv_qp_attr {
     pub rate_limit: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_qp_attr"][::core::mem::size_of::<ibv_qp_attr>() - 144usize];
     ["Alignment of ibv_qp_attr"][::core::mem::align_of::<ibv_qp_attr>() - 8usize];
@@ -1273,6 +1316,7 @@ pub struct ibv_qp_rate_limit_attr {
     pub _bindgen_opaque_blob: [u32; 4usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_qp_rate_limit_attr"][::core::mem::size_of::<ibv_qp_rate_limit_attr>() - 16usize];
     ["Alignment of ibv_qp_rate_limit_attr"][::core::mem::align_of::<ibv_qp_rate_limit_attr>() - 4usize];
@@ -1311,6 +1355,7 @@ pub struct ibv_data_buf {
     pub length: usize,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_data_buf"][::core::mem::size_of::<ibv_data_buf>() - 16usize];
     ["Alignment of ibv_data_buf"][::core::mem::align_of::<ibv_data_buf>() - 8usize];
@@ -1334,6 +1379,7 @@ pub struct ibv_sge {
     pub lkey: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_sge"][::core::mem::size_of::<ibv_sge>() - 16usize];
     ["Alignment of ibv_sge"][::core::mem::align_of::<ibv_sge>() - 8usize];
@@ -1362,6 +1408,7 @@ pub union ibv_send_wr__bindgen_ty_1 {
     pub invalidate_rkey: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_1"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
     ["Alignment of ibv_send_wr__bindgen_ty_1"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
@@ -1393,6 +1440,7 @@ pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
     pub rkey: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_1"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_1>() - 16usize];
@@ -1412,6 +1460,7 @@ pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
     pub rkey: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_2"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_2>() - 32usize];
@@ -1434,6 +1483,7 @@ pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
     pub remote_qkey: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_3"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_3>() - 16usize];
@@ -1456,6 +1506,7 @@ impl Default for ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
     }
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_2"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_2>() - 32usize];
     ["Alignment of ibv_send_wr__bindgen_ty_2"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_2>() - 8usize];
@@ -1483,6 +1534,7 @@ pub struct ibv_send_wr__bindgen_ty_3__bindgen_ty_1 {
     pub remote_srqn: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_3__bindgen_ty_1"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_3__bindgen_ty_1>() - 4usize];
@@ -1492,6 +1544,7 @@ const _: () = {
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_3__bindgen_ty_1, remote_srqn) - 0usize];
 };
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_3"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
     ["Alignment of ibv_send_wr__bindgen_ty_3"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
@@ -1520,6 +1573,7 @@ pub struct ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
     pub bind_info: ibv_mw_bind_info,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_4__bindgen_ty_1"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_1>() - 48usize];
@@ -1549,6 +1603,7 @@ pub struct ibv_send_wr__bindgen_ty_4__bindgen_ty_2 {
     pub mss: u16,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_4__bindgen_ty_2"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_2>() - 16usize];
@@ -1571,6 +1626,7 @@ impl Default for ibv_send_wr__bindgen_ty_4__bindgen_ty_2 {
     }
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_4"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_4>() - 48usize];
     ["Alignment of ibv_send_wr__bindgen_ty_4"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_4>() - 8usize];
@@ -1587,6 +1643,7 @@ impl Default for ibv_send_wr__bindgen_ty_4 {
     }
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_send_wr"][::core::mem::size_of::<ibv_send_wr>() - 128usize];
     ["Alignment of ibv_send_wr"][::core::mem::align_of::<ibv_send_wr>() - 8usize];
@@ -1617,6 +1674,7 @@ pub struct ibv_recv_wr {
     pub num_sge: ::core::ffi::c_int,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_recv_wr"][::core::mem::size_of::<ibv_recv_wr>() - 32usize];
     ["Alignment of ibv_recv_wr"][::core::mem::align_of::<ibv_recv_wr>() - 8usize];
@@ -1657,6 +1715,7 @@ pub struct ibv_ops_wr__bindgen_ty_1__bindgen_ty_1 {
     pub mask: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_ops_wr__bindgen_ty_1__bindgen_ty_1"]
         [::core::mem::size_of::<ibv_ops_wr__bindgen_ty_1__bindgen_ty_1>() - 40usize];
@@ -1683,6 +1742,7 @@ impl Default for ibv_ops_wr__bindgen_ty_1__bindgen_ty_1 {
     }
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_ops_wr__bindgen_ty_1"][::core::mem::size_of::<ibv_ops_wr__bindgen_ty_1>() - 48usize];
     ["Alignment of ibv_ops_wr__bindgen_ty_1"][::core::mem::align_of::<ibv_ops_wr__bindgen_ty_1>() - 8usize];
@@ -1701,6 +1761,7 @@ impl Default for ibv_ops_wr__bindgen_ty_1 {
     }
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_ops_wr"][::core::mem::size_of::<ibv_ops_wr>() - 72usize];
     ["Alignment of ibv_ops_wr"][::core::mem::align_of::<ibv_ops_wr>() - 8usize];
@@ -1712,6 +1773,7 @@ pub struct ibv_mw_bind {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 48usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_mw_bind"][::core::mem::size_of::<ibv_mw_bind>() - 48usize];
     ["Alignment of ibv_mw_bind"][::core::mem::align_of::<ibv_mw_bind>() - 8usize];
@@ -1727,6 +1789,7 @@ pub struct ibv_srq {
     pub events_completed: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_srq"][::core::mem::size_of::<ibv_srq>() - 128usize];
     ["Alignment of ibv_srq"][::core::mem::align_of::<ibv_srq>() - 8usize];
@@ -1754,6 +1817,7 @@ pub struct ibv_wq {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 152usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_wq"][::core::mem::size_of::<ibv_wq>() - 152usize];
     ["Alignment of ibv_wq"][::core::mem::align_of::<ibv_wq>() - 8usize];
@@ -1775,6 +1839,7 @@ pub struct ibv_qp {
     pub events_completed: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_qp"][::core::mem::size_of::<ibv_qp>() - 160usize];
     ["Alignment of ibv_qp"][::core::mem::align_of::<ibv_qp>() - 8usize];
@@ -1845,6 +1910,7 @@ pub struct ibv_qp_ex {
     >,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_qp_ex"][::core::mem::size_of::<ibv_qp_ex>() - 360usize];
     ["Alignment of ibv_qp_ex"][::core::mem::align_of::<ibv_qp_ex>() - 8usize];
@@ -1893,6 +1959,7 @@ pub struct ibv_comp_channel {
     pub refcnt: ::core::ffi::c_int,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_comp_channel"][::core::mem::size_of::<ibv_comp_channel>() - 16usize];
     ["Alignment of ibv_comp_channel"][::core::mem::align_of::<ibv_comp_channel>() - 8usize];
@@ -1922,6 +1989,7 @@ pub struct ibv_cq {
     pub async_events_completed: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_cq"][::core::mem::size_of::<ibv_cq>() - 128usize];
     ["Alignment of ibv_cq"][::core::mem::align_of::<ibv_cq>() - 8usize];
@@ -1951,6 +2019,7 @@ pub struct ibv_cq_ex {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 288usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_cq_ex"][::core::mem::size_of::<ibv_cq_ex>() - 288usize];
     ["Alignment of ibv_cq_ex"][::core::mem::align_of::<ibv_cq_ex>() - 8usize];
@@ -1962,6 +2031,7 @@ pub struct ibv_modify_cq_attr {
     pub _bindgen_opaque_blob: [u32; 2usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_modify_cq_attr"][::core::mem::size_of::<ibv_modify_cq_attr>() - 8usize];
     ["Alignment of ibv_modify_cq_attr"][::core::mem::align_of::<ibv_modify_cq_attr>() - 4usize];
@@ -1973,6 +2043,7 @@ pub struct ibv_ah {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 24usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_ah"][::core::mem::size_of::<ibv_ah>() - 24usize];
     ["Alignment of ibv_ah"][::core::mem::align_of::<ibv_ah>() - 8usize];
@@ -1984,6 +2055,7 @@ pub struct ibv_flow_attr {
     pub _bindgen_opaque_blob: [u32; 5usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_flow_attr"][::core::mem::size_of::<ibv_flow_attr>() - 20usize];
     ["Alignment of ibv_flow_attr"][::core::mem::align_of::<ibv_flow_attr>() - 4usize];
@@ -1995,6 +2067,7 @@ pub struct ibv_flow {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 24usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_flow"][::core::mem::size_of::<ibv_flow>() - 24usize];
     ["Alignment of ibv_flow"][::core::mem::align_of::<ibv_flow>() - 8usize];
@@ -2006,6 +2079,7 @@ pub struct ibv_flow_action {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 8usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_flow_action"][::core::mem::size_of::<ibv_flow_action>() - 8usize];
     ["Alignment of ibv_flow_action"][::core::mem::align_of::<ibv_flow_action>() - 8usize];
@@ -2017,6 +2091,7 @@ pub struct ibv_flow_action_esp_attr {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 56usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_flow_action_esp_attr"][::core::mem::size_of::<ibv_flow_action_esp_attr>() - 56usize];
     ["Alignment of ibv_flow_action_esp_attr"][::core::mem::align_of::<ibv_flow_action_esp_attr>() - 8usize];
@@ -2029,6 +2104,7 @@ pub struct _ibv_device_ops {
     pub _dummy2: ::core::option::Option<unsafe extern "C" fn(context: *mut ibv_context)>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of _ibv_device_ops"][::core::mem::size_of::<_ibv_device_ops>() - 16usize];
     ["Alignment of _ibv_device_ops"][::core::mem::align_of::<_ibv_device_ops>() - 8usize];
@@ -2047,6 +2123,7 @@ pub struct ibv_device {
     pub ibdev_path: [::core::ffi::c_char; 256usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_device"][::core::mem::size_of::<ibv_device>() - 664usize];
     ["Alignment of ibv_device"][::core::mem::align_of::<ibv_device>() - 8usize];
@@ -2132,6 +2209,7 @@ pub struct ibv_context_ops {
     pub _compat_async_event: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_context_ops"][::core::mem::size_of::<ibv_context_ops>() - 256usize];
     ["Alignment of ibv_context_ops"][::core::mem::align_of::<ibv_context_ops>() - 8usize];
@@ -2197,6 +2275,7 @@ pub struct ibv_context {
     pub abi_compat: *mut ::core::ffi::c_void,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_context"][::core::mem::size_of::<ibv_context>() - 328usize];
     ["Alignment of ibv_context"][::core::mem::align_of::<ibv_context>() - 8usize];
@@ -2224,6 +2303,7 @@ pub struct ibv_cq_init_attr_ex {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 56usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_cq_init_attr_ex"][::core::mem::size_of::<ibv_cq_init_attr_ex>() - 56usize];
     ["Alignment of ibv_cq_init_attr_ex"][::core::mem::align_of::<ibv_cq_init_attr_ex>() - 8usize];
@@ -2235,6 +2315,7 @@ pub struct ibv_parent_domain_init_attr {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 48usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_parent_domain_init_attr"][::core::mem::size_of::<ibv_parent_domain_init_attr>() - 48usize];
     ["Alignment of ibv_parent_domain_init_attr"][::core::mem::align_of::<ibv_parent_domain_init_attr>() - 8usize];
@@ -2246,6 +2327,7 @@ pub struct ibv_dmah_init_attr {
     pub _bindgen_opaque_blob: [u32; 3usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_dmah_init_attr"][::core::mem::size_of::<ibv_dmah_init_attr>() - 12usize];
     ["Alignment of ibv_dmah_init_attr"][::core::mem::align_of::<ibv_dmah_init_attr>() - 4usize];
@@ -2257,6 +2339,7 @@ pub struct ibv_counters_init_attr {
     pub _bindgen_opaque_blob: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_counters_init_attr"][::core::mem::size_of::<ibv_counters_init_attr>() - 4usize];
     ["Alignment of ibv_counters_init_attr"][::core::mem::align_of::<ibv_counters_init_attr>() - 4usize];
@@ -2268,6 +2351,7 @@ pub struct ibv_counters {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 8usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_counters"][::core::mem::size_of::<ibv_counters>() - 8usize];
     ["Alignment of ibv_counters"][::core::mem::align_of::<ibv_counters>() - 8usize];
@@ -2279,6 +2363,7 @@ pub struct ibv_counter_attach_attr {
     pub _bindgen_opaque_blob: [u32; 3usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_counter_attach_attr"][::core::mem::size_of::<ibv_counter_attach_attr>() - 12usize];
     ["Alignment of ibv_counter_attach_attr"][::core::mem::align_of::<ibv_counter_attach_attr>() - 4usize];
@@ -2290,6 +2375,7 @@ pub struct ibv_values_ex {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 24usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_values_ex"][::core::mem::size_of::<ibv_values_ex>() - 24usize];
     ["Alignment of ibv_values_ex"][::core::mem::align_of::<ibv_values_ex>() - 8usize];
@@ -2422,6 +2508,7 @@ pub struct verbs_context {
     pub context: ibv_context,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of verbs_context"][::core::mem::size_of::<verbs_context>() - 696usize];
     ["Alignment of verbs_context"][::core::mem::align_of::<verbs_context>() - 8usize];
@@ -2499,6 +2586,7 @@ pub struct sockaddr {
     pub sa_data: [::core::ffi::c_char; 14usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of sockaddr"][::core::mem::size_of::<sockaddr>() - 16usize];
     ["Alignment of sockaddr"][::core::mem::align_of::<sockaddr>() - 2usize];
@@ -2513,6 +2601,7 @@ pub struct sockaddr_storage {
     pub __ss_align: ::core::ffi::c_ulong,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of sockaddr_storage"][::core::mem::size_of::<sockaddr_storage>() - 128usize];
     ["Alignment of sockaddr_storage"][::core::mem::align_of::<sockaddr_storage>() - 8usize];
@@ -2536,6 +2625,7 @@ pub struct in_addr {
     pub s_addr: in_addr_t,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of in_addr"][::core::mem::size_of::<in_addr>() - 4usize];
     ["Alignment of in_addr"][::core::mem::align_of::<in_addr>() - 4usize];
@@ -2555,6 +2645,7 @@ pub union in6_addr__bindgen_ty_1 {
     pub __u6_addr32: [u32; 4usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of in6_addr__bindgen_ty_1"][::core::mem::size_of::<in6_addr__bindgen_ty_1>() - 16usize];
     ["Alignment of in6_addr__bindgen_ty_1"][::core::mem::align_of::<in6_addr__bindgen_ty_1>() - 4usize];
@@ -2574,6 +2665,7 @@ impl Default for in6_addr__bindgen_ty_1 {
     }
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of in6_addr"][::core::mem::size_of::<in6_addr>() - 16usize];
     ["Alignment of in6_addr"][::core::mem::align_of::<in6_addr>() - 4usize];
@@ -2597,6 +2689,7 @@ pub struct sockaddr_in {
     pub sin_zero: [::core::ffi::c_uchar; 8usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of sockaddr_in"][::core::mem::size_of::<sockaddr_in>() - 16usize];
     ["Alignment of sockaddr_in"][::core::mem::align_of::<sockaddr_in>() - 4usize];
@@ -2615,6 +2708,7 @@ pub struct sockaddr_in6 {
     pub sin6_scope_id: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of sockaddr_in6"][::core::mem::size_of::<sockaddr_in6>() - 28usize];
     ["Alignment of sockaddr_in6"][::core::mem::align_of::<sockaddr_in6>() - 4usize];
@@ -2640,6 +2734,7 @@ pub struct ibv_sa_path_rec {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 64usize]>,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of ibv_sa_path_rec"][::core::mem::size_of::<ibv_sa_path_rec>() - 64usize];
     ["Alignment of ibv_sa_path_rec"][::core::mem::align_of::<ibv_sa_path_rec>() - 8usize];
@@ -2678,6 +2773,7 @@ pub struct rdma_ib_addr {
     pub pkey: __be16,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_ib_addr"][::core::mem::size_of::<rdma_ib_addr>() - 40usize];
     ["Alignment of rdma_ib_addr"][::core::mem::align_of::<rdma_ib_addr>() - 8usize];
@@ -2710,6 +2806,7 @@ pub union rdma_addr__bindgen_ty_1 {
     pub src_storage: sockaddr_storage,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_addr__bindgen_ty_1"][::core::mem::size_of::<rdma_addr__bindgen_ty_1>() - 128usize];
     ["Alignment of rdma_addr__bindgen_ty_1"][::core::mem::align_of::<rdma_addr__bindgen_ty_1>() - 8usize];
@@ -2737,6 +2834,7 @@ pub union rdma_addr__bindgen_ty_2 {
     pub dst_storage: sockaddr_storage,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_addr__bindgen_ty_2"][::core::mem::size_of::<rdma_addr__bindgen_ty_2>() - 128usize];
     ["Alignment of rdma_addr__bindgen_ty_2"][::core::mem::align_of::<rdma_addr__bindgen_ty_2>() - 8usize];
@@ -2761,6 +2859,7 @@ pub union rdma_addr__bindgen_ty_3 {
     pub ibaddr: rdma_ib_addr,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_addr__bindgen_ty_3"][::core::mem::size_of::<rdma_addr__bindgen_ty_3>() - 40usize];
     ["Alignment of rdma_addr__bindgen_ty_3"][::core::mem::align_of::<rdma_addr__bindgen_ty_3>() - 8usize];
@@ -2776,6 +2875,7 @@ impl Default for rdma_addr__bindgen_ty_3 {
     }
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_addr"][::core::mem::size_of::<rdma_addr>() - 296usize];
     ["Alignment of rdma_addr"][::core::mem::align_of::<rdma_addr>() - 8usize];
@@ -2798,6 +2898,7 @@ pub struct rdma_route {
     pub num_paths: ::core::ffi::c_int,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_route"][::core::mem::size_of::<rdma_route>() - 312usize];
     ["Alignment of rdma_route"][::core::mem::align_of::<rdma_route>() - 8usize];
@@ -2820,6 +2921,7 @@ pub struct rdma_event_channel {
     pub fd: ::core::ffi::c_int,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_event_channel"][::core::mem::size_of::<rdma_event_channel>() - 4usize];
     ["Alignment of rdma_event_channel"][::core::mem::align_of::<rdma_event_channel>() - 4usize];
@@ -2845,6 +2947,7 @@ pub struct rdma_cm_id {
     pub qp_type: ibv_qp_type,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_cm_id"][::core::mem::size_of::<rdma_cm_id>() - 416usize];
     ["Alignment of rdma_cm_id"][::core::mem::align_of::<rdma_cm_id>() - 8usize];
@@ -2890,6 +2993,7 @@ pub struct rdma_conn_param {
     pub qp_num: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_conn_param"][::core::mem::size_of::<rdma_conn_param>() - 24usize];
     ["Alignment of rdma_conn_param"][::core::mem::align_of::<rdma_conn_param>() - 8usize];
@@ -2923,6 +3027,7 @@ pub struct rdma_ud_param {
     pub qkey: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_ud_param"][::core::mem::size_of::<rdma_ud_param>() - 56usize];
     ["Alignment of rdma_ud_param"][::core::mem::align_of::<rdma_ud_param>() - 8usize];
@@ -2958,6 +3063,7 @@ pub union rdma_cm_event__bindgen_ty_1 {
     pub arg: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_cm_event__bindgen_ty_1"][::core::mem::size_of::<rdma_cm_event__bindgen_ty_1>() - 56usize];
     ["Alignment of rdma_cm_event__bindgen_ty_1"][::core::mem::align_of::<rdma_cm_event__bindgen_ty_1>() - 8usize];
@@ -2975,6 +3081,7 @@ impl Default for rdma_cm_event__bindgen_ty_1 {
     }
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
+#[cfg(target_arch = "x86_64")]
 const _: () = {
     ["Size of rdma_cm_event"][::core::mem::size_of::<rdma_cm_event>() - 80usize];
     ["Alignment of rdma_cm_event"][::core::mem::align_of::<rdma_cm_event>() - 8usize];

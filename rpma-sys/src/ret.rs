@@ -37,15 +37,17 @@ pub fn minus1_ret(rc: c_int) -> io::Result<()> {
     if rc >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// For calls that return a pointer, null with `errno` set on failure.
+/// For calls that return a pointer, null with `errno` set on failure: makes the call.
 ///
-/// Some device drivers return null and set nothing; that is told as such, never as "Success".
+/// `errno` is cleared before it, since some device drivers return null and set nothing: that is told as such, and not as "Success" or
+/// as the error of an earlier call.
 ///
 /// # Errors
 ///
 /// The thread's `errno`.
-pub fn null_ret<T>(p: *mut T) -> io::Result<NonNull<T>> {
-    NonNull::new(p).ok_or_else(|| {
+pub fn null_ret<T>(call: impl FnOnce() -> *mut T) -> io::Result<NonNull<T>> {
+    crate::errno::set(0);
+    NonNull::new(call()).ok_or_else(|| {
         let e = io::Error::last_os_error();
         if e.raw_os_error() == Some(0) { io::Error::other("the provider returned null and set no errno") } else { e }
     })
@@ -76,10 +78,13 @@ mod tests {
     }
 
     #[test]
-    fn null_ret_never_reports_success_as_the_cause() {
-        crate::errno::set(0);
-        assert!(null_ret::<u8>(std::ptr::null_mut()).unwrap_err().to_string().contains("no errno"));
-        crate::errno::set(libc::ENOMEM);
-        assert_eq!(null_ret::<u8>(std::ptr::null_mut()).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+    fn null_without_an_errno_is_told_as_such_whatever_failed_before() {
+        crate::errno::set(libc::EACCES);
+        assert!(null_ret::<u8>(std::ptr::null_mut).unwrap_err().to_string().contains("no errno"));
+        let call = || {
+            crate::errno::set(libc::ENOMEM);
+            std::ptr::null_mut::<u8>()
+        };
+        assert_eq!(null_ret(call).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
     }
 }

@@ -103,7 +103,7 @@ impl EventChannel {
     /// As `rdma_create_event_channel(3)`: ENODEV or ENOENT without any RDMA device, EACCES without the permission to use one.
     pub fn create(provider: &ProviderRef) -> io::Result<Arc<Self>> {
         // SAFETY: the call has no conditions.
-        let raw = null_ret(unsafe { provider.rdma_create_event_channel() })?;
+        let raw = null_ret(|| unsafe { provider.rdma_create_event_channel() })?;
         let channel = Self { raw, provider: Arc::clone(provider), ids: Mutex::new(()), mark: ProcessMark::current() };
         super::fd::set_nonblocking(channel.as_fd())?;
         Ok(Arc::new(channel))

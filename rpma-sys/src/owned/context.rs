@@ -61,7 +61,7 @@ impl Context {
     pub fn list(provider: &ProviderRef) -> io::Result<Vec<Arc<Self>>> {
         let mut count: c_int = 0;
         // SAFETY: `count` is a valid place for the result.
-        let raw = null_ret(unsafe { provider.rdma_get_devices(&raw mut count) })?;
+        let raw = null_ret(|| unsafe { provider.rdma_get_devices(&raw mut count) })?;
         let list = Arc::new(DeviceList { raw, provider: Arc::clone(provider), mark: ProcessMark::current() });
         let count = usize::try_from(count).unwrap_or(0);
         Ok((0..count)

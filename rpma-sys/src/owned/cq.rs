@@ -47,8 +47,9 @@ impl Cq {
         let channel = CompChannel::create(context)?;
         let provider = context.provider();
         // SAFETY: context and channel are live, and we keep nothing in the user context.
-        let raw = unsafe { provider.ibv_create_cq(context.raw().as_ptr(), cqe, null_mut(), channel.raw.as_ptr(), comp_vector) };
-        let raw = null_ret(raw)?;
+        let create =
+            || unsafe { provider.ibv_create_cq(context.raw().as_ptr(), cqe, null_mut(), channel.raw.as_ptr(), comp_vector) };
+        let raw = null_ret(create)?;
         // SAFETY: the queue is live.
         let ops = unsafe { provider.cq_ops(raw.as_ptr()) };
         match ops {
@@ -218,7 +219,7 @@ struct CompChannel {
 impl CompChannel {
     fn create(context: &Arc<Context>) -> io::Result<Self> {
         // SAFETY: the context is live.
-        let raw = null_ret(unsafe { context.provider().ibv_create_comp_channel(context.raw().as_ptr()) })?;
+        let raw = null_ret(|| unsafe { context.provider().ibv_create_comp_channel(context.raw().as_ptr()) })?;
         let channel = Self { raw, context: ManuallyDrop::new(Arc::clone(context)), mark: ProcessMark::current() };
         set_nonblocking(channel.as_fd())?;
         Ok(channel)

@@ -41,8 +41,9 @@ impl Mr {
         pd.check()?;
         let iova = addr.as_ptr().expose_provenance() as u64;
         // SAFETY: the protection domain is live; what the range must be is this function's own contract.
-        let raw =
-            null_ret(unsafe { pd.context().provider().ibv_reg_mr_iova2(pd.as_ptr(), addr.as_ptr().cast(), len, iova, access) })?;
+        let raw = null_ret(|| unsafe {
+            pd.context().provider().ibv_reg_mr_iova2(pd.as_ptr(), addr.as_ptr().cast(), len, iova, access)
+        })?;
         // SAFETY: the region is live.
         let fields = unsafe { raw.as_ref() };
         Ok(Self { raw: Some(raw), pd: Arc::clone(pd), lkey: fields.lkey, rkey: fields.rkey, mark: ProcessMark::current() })

@@ -33,7 +33,7 @@ impl Pd {
     pub fn alloc(context: &Arc<Context>) -> io::Result<Arc<Self>> {
         context.check()?;
         // SAFETY: the context is live.
-        let raw = null_ret(unsafe { context.provider().ibv_alloc_pd(context.raw().as_ptr()) })?;
+        let raw = null_ret(|| unsafe { context.provider().ibv_alloc_pd(context.raw().as_ptr()) })?;
         Ok(Arc::new(Self { raw, context: ManuallyDrop::new(Arc::clone(context)), mark: ProcessMark::current() }))
     }
 

@@ -327,7 +327,7 @@ macro_rules! read {
         crate::ret::minus1_ret($answer)
     };
     (null, $answer:expr) => {
-        crate::ret::null_ret($answer).map(drop)
+        if $answer.is_null() { Err(std::io::Error::last_os_error()) } else { Ok(()) }
     };
     (infallible, $answer:expr) => {{
         let _ = $answer;
