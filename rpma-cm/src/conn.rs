@@ -1,0 +1,361 @@
+//! Connections, pending and established.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rpma_mr::sys::owned::QpCap;
+use rpma_mr::{ErrorCode, FlushType, LocalSlice, PeerCfg, RemoteSlice};
+
+use crate::cq::CompletionQueue;
+use crate::event::{ConnEvent, EventError, Rejection};
+use crate::link::{Link, lock};
+use crate::peer::Peer;
+use crate::post::{FlushPath, PostError, Signal};
+use crate::wait::Wait;
+
+/// What happened to a pending connection.
+#[derive(Debug)]
+pub enum PendingEvent {
+    /// It is established. The handle inside is on the same connection, and can post.
+    Established(Conn),
+    /// As [`ConnEvent::Closed`].
+    Closed,
+    /// As [`ConnEvent::Lost`].
+    Lost,
+    /// As [`ConnEvent::Rejected`].
+    Rejected(Rejection),
+    /// As [`ConnEvent::Unreachable`].
+    Unreachable,
+}
+
+/// Why a connection was not established.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EstablishError {
+    /// The peer does not want it, or nobody listens there.
+    #[error("the peer rejected the connection (reason {}): does anybody listen on that port, and want it?", .0.reason)]
+    Rejected(Rejection),
+    /// The peer does not answer.
+    #[error("the peer does not answer")]
+    Unreachable,
+    /// The peer disconnected before it was established.
+    #[error("the peer disconnected before the connection was established")]
+    Closed,
+    /// The connection failed, or its device is gone.
+    #[error("the connection failed, or its RDMA device is gone")]
+    Lost,
+    /// It was not established within the time given, and still may be: it can be waited for again.
+    #[error("not established within the time given")]
+    TimedOut,
+    /// Its events cannot be had.
+    #[error("the connection's events cannot be read")]
+    Event(#[source] EventError),
+}
+
+impl EstablishError {
+    /// The code that librpma gives for the event behind this.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Rejected(_) | Self::Unreachable | Self::Closed | Self::Lost => ErrorCode::Provider,
+            Self::TimedOut => ErrorCode::NoEvent,
+            Self::Event(e) => e.code(),
+        }
+    }
+}
+
+/// The connection could not be ended in an orderly way.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection manager refused to disconnect")]
+pub struct DisconnectError(#[source] io::Error);
+
+impl DisconnectError {
+    /// The code that librpma gives for this: `rpma_conn_disconnect(3)`.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        ErrorCode::Provider
+    }
+}
+
+/// A connection that was asked for, or accepted, and is not established yet: `rpma_conn_req_connect(3)`.
+///
+/// It can post receives, and waits. Only [`Conn`], which comes with [`PendingEvent::Established`], can post to the send queue; this does
+/// not compile:
+///
+/// ```compile_fail,E0599
+/// # fn f(pending: rpma_cm::PendingConn, dst: rpma_mr::RemoteSlice, src: rpma_mr::LocalSlice<'_>) {
+/// pending.write(dst, src, rpma_cm::Signal::Always, 1);
+/// # }
+/// ```
+///
+/// The handle may be kept or dropped once the connection is established: both are the same connection, with the same descriptors.
+pub struct PendingConn(Arc<Link>);
+
+impl PendingConn {
+    pub(crate) fn new(link: Arc<Link>) -> Self {
+        Self(link)
+    }
+
+    /// Waits for what happens next: `rpma_conn_next_event(3)`.
+    ///
+    /// # Errors
+    ///
+    /// [`EventError`].
+    pub fn next_event(&self, wait: impl Into<Wait>) -> Result<PendingEvent, EventError> {
+        Ok(match self.0.next_event(wait.into())? {
+            ConnEvent::Established => PendingEvent::Established(Conn(Arc::clone(&self.0))),
+            ConnEvent::Closed => PendingEvent::Closed,
+            ConnEvent::Lost => PendingEvent::Lost,
+            ConnEvent::Rejected(rejection) => PendingEvent::Rejected(rejection),
+            ConnEvent::Unreachable => PendingEvent::Unreachable,
+        })
+    }
+
+    /// Waits until the connection is established.
+    ///
+    /// The connection manager gives up on a silent host by itself, but only after a minute or so: give a shorter time to know earlier.
+    ///
+    /// # Errors
+    ///
+    /// [`EstablishError`]; after [`EstablishError::TimedOut`] it can be waited for again.
+    pub fn established(&self, wait: impl Into<Wait>) -> Result<Conn, EstablishError> {
+        match self.next_event(wait) {
+            Ok(PendingEvent::Established(conn)) => Ok(conn),
+            Ok(PendingEvent::Rejected(rejection)) => Err(EstablishError::Rejected(rejection)),
+            Ok(PendingEvent::Unreachable) => Err(EstablishError::Unreachable),
+            Ok(PendingEvent::Closed) => Err(EstablishError::Closed),
+            Ok(PendingEvent::Lost) => Err(EstablishError::Lost),
+            Err(EventError::NoEvent) => Err(EstablishError::TimedOut),
+            Err(e) => Err(EstablishError::Event(e)),
+        }
+    }
+
+    /// Posts a receive: `rpma_recv(3)`.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
+        self.0.recv(dst, context)
+    }
+}
+
+/// An established connection: `rpma_conn_next_event(3)` said ESTABLISHED.
+///
+/// Operations are posted and return at once; what became of them comes out of the [completion queue](Self::cq). They are carried out in
+/// the order of posting. Several threads may post.
+///
+/// Dropping the last handle on a connection, its completion queue's included, ends it.
+pub struct Conn(Arc<Link>);
+
+/// The calls that both handles have.
+macro_rules! common_calls {
+    ($handle:ident) => {
+        impl $handle {
+            /// The completion queue: `rpma_conn_get_cq(3)`.
+            #[must_use]
+            pub fn cq(&self) -> CompletionQueue {
+                CompletionQueue(Arc::clone(&self.0))
+            }
+
+            /// Ends the connection: `rpma_conn_disconnect(3)`. What is posted completes with errors; [`ConnEvent::Closed`] follows when
+            /// the other side has answered. After the other side has ended it this succeeds and does nothing.
+            ///
+            /// # Errors
+            ///
+            /// [`DisconnectError`].
+            pub fn disconnect(&self) -> Result<(), DisconnectError> {
+                self.0.disconnect().map_err(DisconnectError)
+            }
+
+            /// What the peer sent when it asked or accepted: `rpma_conn_get_private_data(3)`. On the client's side it is there once the
+            /// connection is established. The connection manager's whole field (56 or 196 bytes over RoCE and InfiniBand), with zeros
+            /// where the peer sent less.
+            #[must_use]
+            pub fn private_data(&self) -> &[u8] {
+                self.0.private_data()
+            }
+
+            /// The local address.
+            #[must_use]
+            pub fn local_addr(&self) -> Option<SocketAddr> {
+                self.0.local_addr
+            }
+
+            /// The peer's address.
+            #[must_use]
+            pub fn peer_addr(&self) -> Option<SocketAddr> {
+                self.0.peer_addr
+            }
+
+            /// The number of the queue pair: `rpma_conn_get_qp_num(3)`.
+            #[must_use]
+            pub fn qp_num(&self) -> u32 {
+                self.0.qp.number()
+            }
+
+            /// The sizes that the device granted, which are what was asked for or more.
+            #[must_use]
+            pub fn granted(&self) -> QpCap {
+                self.0.qp.granted()
+            }
+
+            /// The peer object that the connection was made from.
+            #[must_use]
+            pub fn peer(&self) -> &Peer {
+                &self.0.peer
+            }
+
+            /// Wakes every thread that waits for events or completions of this connection, now and from now on. It ends when the last
+            /// handle is dropped.
+            pub fn close(&self) {
+                self.0.close();
+            }
+        }
+
+        impl AsFd for $handle {
+            /// Readable while there is an event: `rpma_conn_get_event_fd(3)`. The same descriptor before and after the connection is
+            /// established.
+            fn as_fd(&self) -> BorrowedFd<'_> {
+                self.0.readable()
+            }
+        }
+
+        impl fmt::Debug for $handle {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($handle))
+                    .field("local_addr", &self.0.local_addr)
+                    .field("peer_addr", &self.0.peer_addr)
+                    .field("qp_num", &self.0.qp.number())
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+common_calls!(PendingConn);
+common_calls!(Conn);
+
+impl Conn {
+    /// Waits for what happens next: `rpma_conn_next_event(3)`.
+    ///
+    /// # Errors
+    ///
+    /// [`EventError`].
+    pub fn next_event(&self, wait: impl Into<Wait>) -> Result<ConnEvent, EventError> {
+        self.0.next_event(wait.into())
+    }
+
+    /// Tells what the peer said of its platform, which persistent flushes and the choice between native and emulated operations depend
+    /// on: `rpma_conn_apply_remote_peer_cfg(3)`. It may be applied again; the last one holds.
+    pub fn apply_remote_peer_cfg(&self, cfg: PeerCfg) {
+        *lock(&self.0.remote_cfg) = Some(cfg);
+    }
+
+    /// Reads from the peer's region into a local one: `rpma_read(3)`. Both sides are of one length; [`LocalSlice::null`] and
+    /// [`RemoteSlice::NULL`] read nothing and complete.
+    ///
+    /// Needs READ_DST here and READ_SRC there.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    pub fn read(&self, dst: LocalSlice<'_>, src: RemoteSlice, signal: Signal, context: u64) -> Result<(), PostError> {
+        self.0.read(dst, src, signal, context)
+    }
+
+    /// Writes from a local region into the peer's: `rpma_write(3)`. Both sides are of one length; null slices as for
+    /// [`read`](Self::read).
+    ///
+    /// Needs WRITE_SRC here and WRITE_DST there. Its completion says that the bytes have reached the peer's device; that they are
+    /// visible or durable, only a [`flush`](Self::flush) behind it says.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    pub fn write(&self, dst: RemoteSlice, src: LocalSlice<'_>, signal: Signal, context: u64) -> Result<(), PostError> {
+        self.0.write(dst, src, None, signal, context)
+    }
+
+    /// As [`write`](Self::write), and gives `imm` to a receive of the peer, which completes once the bytes are there:
+    /// `rpma_write_with_imm(3)`.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    pub fn write_with_imm(
+        &self,
+        dst: RemoteSlice,
+        src: LocalSlice<'_>,
+        imm: u32,
+        signal: Signal,
+        context: u64,
+    ) -> Result<(), PostError> {
+        self.0.write(dst, src, Some(imm), signal, context)
+    }
+
+    /// Writes 8 bytes that a reader sees all or none of: `rpma_atomic_write(3)`. `dst` is 8 bytes at an address that is a multiple of 8;
+    /// `value` is copied. Stays behind every flush posted before it.
+    ///
+    /// Needs WRITE_DST there.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    pub fn atomic_write(&self, dst: RemoteSlice, value: [u8; 8], signal: Signal, context: u64) -> Result<(), PostError> {
+        self.0.atomic_write(dst, value, signal, context)
+    }
+
+    /// Makes what was written before it visible or durable at the peer: `rpma_flush(3)`. Its completion says that it is, for every
+    /// write posted before it on this connection; `dst` is the range meant, of any length within the region.
+    ///
+    /// [`FlushType::Persistent`] needs FLUSH_TYPE_PERSISTENT there, and the peer's word, through
+    /// [`apply_remote_peer_cfg`](Self::apply_remote_peer_cfg), that its writes go directly to persistent memory;
+    /// [`FlushType::Visibility`] needs FLUSH_TYPE_VISIBILITY there.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    pub fn flush(&self, dst: RemoteSlice, flush_type: FlushType, signal: Signal, context: u64) -> Result<(), PostError> {
+        self.0.flush(dst, flush_type, signal, context)
+    }
+
+    /// How the next flush will be made, by both ends' abilities and [`ConnCfg::flush_mode`](crate::ConnCfg::flush_mode).
+    #[must_use]
+    pub fn flush_path(&self) -> FlushPath {
+        self.0.flush_path()
+    }
+
+    /// Sends a message into a receive of the peer: `rpma_send(3)`. [`LocalSlice::null`] sends a message of 0 bytes.
+    ///
+    /// Needs SEND here.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    pub fn send(&self, src: LocalSlice<'_>, signal: Signal, context: u64) -> Result<(), PostError> {
+        self.0.send(src, None, signal, context)
+    }
+
+    /// As [`send`](Self::send), with `imm` beside the message: `rpma_send_with_imm(3)`.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    pub fn send_with_imm(&self, src: LocalSlice<'_>, imm: u32, signal: Signal, context: u64) -> Result<(), PostError> {
+        self.0.send(src, Some(imm), signal, context)
+    }
+
+    /// Posts a receive: `rpma_recv(3)`. [`LocalSlice::null`] takes a message of 0 bytes, or a write with immediate data.
+    ///
+    /// Needs RECV here. The region must not be deregistered before the receive has completed, or the receive fails.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
+        self.0.recv(dst, context)
+    }
+}

@@ -1,0 +1,515 @@
+//! Connection requests, outgoing and incoming, before they are connections.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel};
+use rpma_mr::{ErrorCode, LocalSlice};
+
+use crate::conn::PendingConn;
+use crate::conn_cfg::ConnCfg;
+use crate::cq::CompletionQueue;
+use crate::link::{BuildError, Link};
+use crate::peer::Peer;
+use crate::post::PostError;
+use crate::private_data::{self, MAX_ACCEPT_BYTES, MAX_CONNECT_BYTES, MAX_REJECT_BYTES, PrivateDataTooLong};
+use crate::wait::until_readable;
+
+/// Why an outgoing request could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message explains its fields")]
+pub enum ConnReqError {
+    /// The resolver does not know the host.
+    #[error("the peer's address cannot be looked up")]
+    Lookup(#[source] io::Error),
+    /// The look-up succeeded and gave nothing.
+    #[error("the peer's host name has no address")]
+    NoAddress,
+    /// No event channel or identifier.
+    #[error("the connection manager gives no identifier")]
+    Provider(#[source] io::Error),
+    /// The address leads nowhere.
+    #[error(
+        "the address {addr} cannot be resolved to an RDMA device: is the peer's address on an RDMA network, and the route to it?"
+    )]
+    Address { addr: SocketAddr, source: io::Error },
+    /// The address is known, and the way to it is not.
+    #[error("no route to {addr}")]
+    Route { addr: SocketAddr, source: io::Error },
+    /// Address and route were not resolved in time.
+    #[error("{addr} was not resolved within {timeout:?}")]
+    TimedOut { addr: SocketAddr, timeout: Duration },
+    /// The queues could not be made.
+    #[error("the connection's queues cannot be made")]
+    Build(#[from] BuildError),
+}
+
+impl ConnReqError {
+    /// The code that librpma gives for this: `rpma_conn_req_new(3)`.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        ErrorCode::Provider
+    }
+}
+
+/// Why a request could not be connected, accepted or rejected. The request is consumed all the same; an incoming one is then rejected.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// Found before the call.
+    #[error(transparent)]
+    PrivateData(#[from] PrivateDataTooLong),
+    /// The connection manager refused.
+    #[error("the connection manager refused")]
+    Provider(#[source] io::Error),
+}
+
+impl ConnectError {
+    /// The code that librpma gives for this: `rpma_conn_req_connect(3)`.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::PrivateData(e) => e.code(),
+            Self::Provider(_) => ErrorCode::Provider,
+        }
+    }
+}
+
+/// An outgoing request: it was made here, and goes to a peer. Only this crate makes one.
+#[derive(Debug)]
+pub struct Outgoing {
+    _private: (),
+}
+
+/// An incoming request: a peer made it. Only this crate makes one.
+#[derive(Debug)]
+pub struct Incoming {
+    reject: RejectOnDrop,
+}
+
+/// A connection request with its queues: `rpma_conn_req_new(3)`, `rpma_ep_next_conn_req(3)`.
+///
+/// It is connected or dropped, nothing else; dropping an incoming one rejects it. Receives can be posted on it, and the first message
+/// then never finds an empty queue.
+///
+/// Sending takes a connection; this does not compile:
+///
+/// ```compile_fail,E0599
+/// # fn f(request: rpma_cm::ConnReq<rpma_cm::Outgoing>, slice: rpma_mr::LocalSlice<'_>) {
+/// request.send(slice, rpma_cm::Signal::Always, 1);
+/// # }
+/// ```
+///
+/// A request is connected once:
+///
+/// ```compile_fail,E0382
+/// # fn f(request: rpma_cm::ConnReq<rpma_cm::Outgoing>) {
+/// let first = request.connect(&[]);
+/// let second = request.connect(&[]);
+/// # }
+/// ```
+///
+/// Only incoming requests can be rejected:
+///
+/// ```compile_fail,E0599
+/// # fn f(request: rpma_cm::ConnReq<rpma_cm::Outgoing>) {
+/// request.reject(&[]);
+/// # }
+/// ```
+///
+/// A rejected request cannot be accepted:
+///
+/// ```compile_fail,E0382
+/// # fn f(request: rpma_cm::ConnReq<rpma_cm::Incoming>) {
+/// request.reject(&[]);
+/// request.connect(&[]);
+/// # }
+/// ```
+#[must_use = "a request that is dropped goes nowhere, and the peer of an incoming one is rejected"]
+pub struct ConnReq<Direction> {
+    /// Dropped before the link: a reject needs the identifier.
+    direction: Direction,
+    link: Arc<Link>,
+}
+
+impl<Direction> ConnReq<Direction> {
+    /// Posts a receive: `rpma_conn_req_recv(3)`. The completion comes through [`cq`](Self::cq), or the connection's, which is the same.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
+        self.link.recv(dst, context)
+    }
+
+    /// The completion queue.
+    #[must_use]
+    pub fn cq(&self) -> CompletionQueue {
+        CompletionQueue(Arc::clone(&self.link))
+    }
+
+    /// The local address.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.link.local_addr
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.link.peer_addr
+    }
+
+    /// The number of the queue pair: `rpma_conn_get_qp_num(3)`.
+    #[must_use]
+    pub fn qp_num(&self) -> u32 {
+        self.link.qp.number()
+    }
+}
+
+impl<Direction> fmt::Debug for ConnReq<Direction> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnReq")
+            .field("local_addr", &self.link.local_addr)
+            .field("peer_addr", &self.link.peer_addr)
+            .field("qp_num", &self.link.qp.number())
+            .finish_non_exhaustive()
+    }
+}
+
+/// As many reads and atomics at once as the device can: the connection manager negotiates. 0 would forbid READ and FLUSH silently.
+const MAX_DEPTH: u8 = 255;
+/// As often as the transport can; 7 receiver-not-ready retries are without end.
+const MAX_RETRIES: u8 = 7;
+
+fn param(private_data: &[u8]) -> ConnParam<'_> {
+    ConnParam {
+        private_data,
+        responder_resources: MAX_DEPTH,
+        initiator_depth: MAX_DEPTH,
+        retry_count: MAX_RETRIES,
+        rnr_retry_count: MAX_RETRIES,
+    }
+}
+
+impl ConnReq<Outgoing> {
+    /// Makes a request to the peer at `addr`: `rpma_conn_req_new(3)`. Waits until address and route are resolved, at most for
+    /// [`ConnCfg::timeout`]; each address of a host name is tried within that time.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnReqError`], of the last address that was tried.
+    pub fn new(peer: &Peer, addr: impl ToSocketAddrs, cfg: &ConnCfg) -> Result<Self, ConnReqError> {
+        let mut resolving = Self::start(peer, addr, cfg)?;
+        loop {
+            match resolving.advance()? {
+                Step::Ready(request) => return Ok(request),
+                Step::Resolving(still) => resolving = still,
+            }
+            until_readable(&[resolving.as_fd()], resolving.deadline().into()).map_err(ConnReqError::Provider)?;
+        }
+    }
+
+    /// Starts making a request to the peer at `addr`, and does not wait (but for the look-up of a host name).
+    ///
+    /// # Errors
+    ///
+    /// [`ConnReqError`], of the last address that was tried.
+    pub fn start(peer: &Peer, addr: impl ToSocketAddrs, cfg: &ConnCfg) -> Result<Resolving, ConnReqError> {
+        // Reversed, to be popped from the end.
+        let mut addrs: Vec<_> = addr.to_socket_addrs().map_err(ConnReqError::Lookup)?.collect();
+        addrs.reverse();
+        let channel = EventChannel::create(peer.device().context().provider()).map_err(ConnReqError::Provider)?;
+        let cfg = cfg.clone();
+        let deadline = Instant::now().checked_add(cfg.get_timeout());
+        // A time-out that no clock can reach is as good as a year.
+        let deadline = deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(365 * 24 * 3600));
+        let addr = addrs.pop().ok_or(ConnReqError::NoAddress)?;
+        Attempt { peer: peer.clone(), cfg, channel, addrs, deadline }.to(addr)
+    }
+
+    /// Asks the peer for the connection: `rpma_conn_req_connect(3)`. At most 56 bytes of private data go with it; the peer sees at
+    /// least those, with zeros behind them.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`]; the request is consumed.
+    pub fn connect(self, private_data: &[u8]) -> Result<PendingConn, ConnectError> {
+        private_data::check("connect", private_data, MAX_CONNECT_BYTES)?;
+        self.link.id().connect(param(private_data)).map_err(ConnectError::Provider)?;
+        Ok(PendingConn::new(self.link))
+    }
+}
+
+/// What is the same for every address that is tried.
+#[derive(Debug)]
+struct Attempt {
+    peer: Peer,
+    cfg: ConnCfg,
+    /// One for all addresses, so that the descriptor stays the same.
+    channel: Arc<EventChannel>,
+    /// The addresses that are still to be tried, the next one last.
+    addrs: Vec<SocketAddr>,
+    deadline: Instant,
+}
+
+impl Attempt {
+    /// Starts resolving `addr`; goes on to the next one if that fails at once.
+    fn to(self, addr: SocketAddr) -> Result<Resolving, ConnReqError> {
+        let started = CmId::create(&self.channel).map_err(ConnReqError::Provider).and_then(|id| {
+            id.resolve_addr(addr, self.left()).map_err(|source| ConnReqError::Address { addr, source })?;
+            Ok(id)
+        });
+        match started {
+            Ok(id) => Ok(Resolving { attempt: self, addr, id }),
+            Err(e) => self.next_after(e),
+        }
+    }
+
+    /// Tries the next address; `error` is why the last one failed, and the answer if it was the last of all.
+    fn next_after(mut self, error: ConnReqError) -> Result<Resolving, ConnReqError> {
+        match self.addrs.pop() {
+            Some(next) if Instant::now() < self.deadline => {
+                log::debug!("trying {next} next: {error}");
+                self.to(next)
+            }
+            _ => Err(error),
+        }
+    }
+
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+}
+
+/// An outgoing request whose address and route are being resolved. Wait until its descriptor is readable or [`deadline`](Self::deadline)
+/// is reached, then call [`advance`](Self::advance).
+#[must_use = "a request goes on only when it is advanced"]
+pub struct Resolving {
+    attempt: Attempt,
+    addr: SocketAddr,
+    id: CmId,
+}
+
+/// How far an outgoing request has come.
+#[derive(Debug)]
+#[must_use]
+pub enum Step {
+    /// It is ready to be connected.
+    Ready(ConnReq<Outgoing>),
+    /// Not yet.
+    Resolving(Resolving),
+}
+
+impl Resolving {
+    /// Goes on as far as is possible without waiting.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnReqError`], of the last address that was tried.
+    pub fn advance(self) -> Result<Step, ConnReqError> {
+        let mut this = self;
+        loop {
+            let Some(event) = this.attempt.channel.get_event().map_err(ConnReqError::Provider)? else {
+                if Instant::now() < this.attempt.deadline {
+                    return Ok(Step::Resolving(this));
+                }
+                return Err(ConnReqError::TimedOut { addr: this.addr, timeout: this.attempt.cfg.get_timeout() });
+            };
+            let Self { attempt, addr, id } = this;
+            match id_event(&event, addr) {
+                Ok(Resolved::Address) => match id.resolve_route(attempt.left()) {
+                    Ok(()) => this = Self { attempt, addr, id },
+                    Err(source) => {
+                        drop(id);
+                        this = attempt.next_after(ConnReqError::Route { addr, source })?;
+                    }
+                },
+                Ok(Resolved::Route) => match Link::build(&attempt.peer, &Arc::new(id), &attempt.cfg) {
+                    Ok(link) => return Ok(Step::Ready(ConnReq { direction: Outgoing { _private: () }, link })),
+                    // Another address of the host may lead through the peer's device.
+                    Err(e @ BuildError::OtherDevice { .. }) => this = attempt.next_after(e.into())?,
+                    Err(e) => return Err(e.into()),
+                },
+                Ok(Resolved::Nothing) => this = Self { attempt, addr, id },
+                Err(e) => {
+                    drop(id);
+                    this = attempt.next_after(e)?;
+                }
+            }
+        }
+    }
+
+    /// When the time for resolving is over.
+    #[must_use]
+    pub fn deadline(&self) -> Instant {
+        self.attempt.deadline
+    }
+}
+
+enum Resolved {
+    Address,
+    Route,
+    Nothing,
+}
+
+fn id_event(event: &CmEvent, addr: SocketAddr) -> Result<Resolved, ConnReqError> {
+    // The status is a negative errno here.
+    let source = || io::Error::from_raw_os_error(event.status.saturating_neg());
+    match event.kind {
+        CmEventKind::AddrResolved => Ok(Resolved::Address),
+        CmEventKind::RouteResolved => Ok(Resolved::Route),
+        CmEventKind::AddrError | CmEventKind::DeviceRemoval => Err(ConnReqError::Address { addr, source: source() }),
+        CmEventKind::RouteError => Err(ConnReqError::Route { addr, source: source() }),
+        other => {
+            log::debug!("{other:?} while resolving {addr}: ignored");
+            Ok(Resolved::Nothing)
+        }
+    }
+}
+
+impl AsFd for Resolving {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.attempt.channel.as_fd()
+    }
+}
+
+impl fmt::Debug for Resolving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resolving").field("addr", &self.addr).field("deadline", &self.attempt.deadline).finish_non_exhaustive()
+    }
+}
+
+/// Rejects an incoming request when dropped, unless it was defused.
+#[derive(Debug)]
+struct RejectOnDrop(Option<Arc<CmId>>);
+
+impl RejectOnDrop {
+    fn defuse(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for RejectOnDrop {
+    fn drop(&mut self) {
+        if let Some(id) = self.0.take()
+            && let Err(e) = id.reject(&[])
+        {
+            // The client may be gone already; then there is nobody to tell.
+            log::debug!("rejecting a request that was dropped: {e}");
+        }
+    }
+}
+
+/// A peer's request, without queues yet: look at it, then [`prepare`](Self::prepare) or [`reject`](Self::reject) it. Dropping it
+/// rejects it.
+#[must_use = "a request that is dropped is rejected"]
+pub struct IncomingRequest {
+    peer: Peer,
+    id: Arc<CmId>,
+    reject: RejectOnDrop,
+    private_data: Vec<u8>,
+}
+
+impl IncomingRequest {
+    /// Takes over the identifier of a connect request: on a channel of its own, before anything else can happen on it.
+    ///
+    /// The endpoint's channel would do for a while, but a thread that waits there would eat the connection's ESTABLISHED (19 of 200
+    /// under load, measured on the C library).
+    pub(crate) fn adopt(peer: &Peer, mut id: CmId, private_data: Vec<u8>) -> io::Result<Self> {
+        let channel = EventChannel::create(peer.device().context().provider());
+        if let Err(e) = channel.and_then(|channel| id.migrate(&channel)) {
+            drop(RejectOnDrop(Some(Arc::new(id))));
+            return Err(e);
+        }
+        let id = Arc::new(id);
+        Ok(Self { peer: peer.clone(), reject: RejectOnDrop(Some(Arc::clone(&id))), id, private_data })
+    }
+
+    /// What the peer sent with its request. The connection manager gives its whole field: 56 bytes over RoCE and InfiniBand, with zeros
+    /// where the peer sent less; "nothing" cannot be told from zeros.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// The local address.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.local_addr()
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.id.peer_addr()
+    }
+
+    /// Makes the queues.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`]; the peer is then rejected at once, and everything is freed.
+    pub fn prepare(self, cfg: &ConnCfg) -> Result<ConnReq<Incoming>, BuildError> {
+        let link = Link::build(&self.peer, &self.id, cfg)?;
+        let _only_here = link.private_data.set(self.private_data);
+        Ok(ConnReq { direction: Incoming { reject: self.reject }, link })
+    }
+
+    /// Rejects the request. At most 148 bytes of private data go with it.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`]; the request is consumed, and rejected without private data.
+    pub fn reject(self, private_data: &[u8]) -> Result<(), ConnectError> {
+        reject(&self.id, self.reject, private_data)
+    }
+}
+
+impl fmt::Debug for IncomingRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IncomingRequest").field("peer_addr", &self.peer_addr()).finish_non_exhaustive()
+    }
+}
+
+fn reject(id: &CmId, guard: RejectOnDrop, private_data: &[u8]) -> Result<(), ConnectError> {
+    private_data::check("reject", private_data, MAX_REJECT_BYTES)?;
+    id.reject(private_data).map_err(ConnectError::Provider)?;
+    guard.defuse();
+    Ok(())
+}
+
+impl ConnReq<Incoming> {
+    /// What the peer sent with its request: `rpma_conn_req_get_private_data(3)`. 56 bytes over RoCE and InfiniBand, whatever it sent.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        self.link.private_data()
+    }
+
+    /// Accepts the request: `rpma_conn_req_connect(3)`. At most 196 bytes of private data go with it. Work can be posted once the
+    /// pending connection says `Established`.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`]; the request is consumed, and the peer rejected.
+    pub fn connect(self, private_data: &[u8]) -> Result<PendingConn, ConnectError> {
+        private_data::check("accept", private_data, MAX_ACCEPT_BYTES)?;
+        self.link.id().accept(param(private_data)).map_err(ConnectError::Provider)?;
+        self.direction.reject.defuse();
+        Ok(PendingConn::new(self.link))
+    }
+
+    /// Rejects the request. At most 148 bytes of private data go with it.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`]; the request is consumed, and rejected without private data.
+    pub fn reject(self, private_data: &[u8]) -> Result<(), ConnectError> {
+        reject(self.link.id(), self.direction.reject, private_data)
+    }
+}

@@ -1,0 +1,428 @@
+//! The completion queue of a connection, and completions.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use rpma_mr::ErrorCode;
+use rpma_mr::sys::bindings::{
+    IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc, ibv_wc_status,
+};
+
+use crate::link::{Link, lock};
+use crate::wait::{Flag, Wait, until_readable};
+
+/// The operation that a completion belongs to, as it was posted. Known for failed ones too, since we keep it; the completion's own
+/// opcode means nothing then, and differs between native and emulated operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are those of the posting calls")]
+pub enum Operation {
+    Read,
+    Write,
+    WriteWithImm,
+    AtomicWrite,
+    Flush,
+    Send,
+    SendWithImm,
+    Recv,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::WriteWithImm => "write with immediate data",
+            Self::AtomicWrite => "atomic write",
+            Self::Flush => "flush",
+            Self::Send => "send",
+            Self::SendWithImm => "send with immediate data",
+            Self::Recv => "receive",
+        })
+    }
+}
+
+/// What a successful receive brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes of the message, or of the peer's write with immediate data.
+    pub len_bytes: u32,
+    /// The immediate data, in host order, if there was any.
+    pub imm: Option<u32>,
+    /// Whether it was a write with immediate data: the bytes then lie where the peer wrote them, and not in the receive's buffer.
+    pub by_write: bool,
+}
+
+/// What a completion brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// An operation of ours is done.
+    Done,
+    /// Something arrived.
+    Received(Received),
+}
+
+/// Why an operation failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{operation} (context {context}) failed: {text} (status {status}, vendor error {vendor_err:#x}){}", advice(*status))]
+#[expect(missing_docs, reason = "the message explains its fields")]
+pub struct CompletionError {
+    pub operation: Operation,
+    pub context: u64,
+    /// `enum ibv_wc_status`, `ibv_poll_cq(3)`.
+    pub status: u32,
+    /// The status in words.
+    pub text: &'static str,
+    /// Specific to the device.
+    pub vendor_err: u32,
+}
+
+impl CompletionError {
+    /// Whether the operation was not tried, or not finished, because the connection had failed or ended already. Of all operations that
+    /// fail together, at most one names a cause; the others are this.
+    #[must_use]
+    pub fn is_flushed(&self) -> bool {
+        self.status == IBV_WC_WR_FLUSH_ERR
+    }
+}
+
+/// Whose fault it is and what to look at, for the statuses that people meet.
+fn advice(status: ibv_wc_status) -> &'static str {
+    use rpma_mr::sys::bindings::{
+        IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR,
+        IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR,
+    };
+    match status {
+        IBV_WC_WR_FLUSH_ERR => ": the connection had ended or failed before it was done",
+        IBV_WC_REM_ACCESS_ERR => {
+            ": the peer's region does not allow it; is its descriptor current, and its usage what the operation needs?"
+        }
+        IBV_WC_REM_INV_REQ_ERR => ": the peer found the request malformed, or its receive buffer too small",
+        IBV_WC_REM_OP_ERR => ": the peer could not carry it out",
+        IBV_WC_RETRY_EXC_ERR => ": the peer does not answer",
+        IBV_WC_RNR_RETRY_EXC_ERR => ": the peer has no receive posted",
+        IBV_WC_LOC_LEN_ERR => ": the message is longer than the receive's buffer",
+        IBV_WC_LOC_PROT_ERR => ": the local region was deregistered, or does not allow it",
+        _ => "",
+    }
+}
+
+/// A completion: `rpma_cq_get_wc(3)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    operation: Operation,
+    context: u64,
+    qp_num: u32,
+    result: Result<Outcome, CompletionError>,
+}
+
+impl Completion {
+    /// The operation that was posted.
+    #[must_use]
+    pub fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    /// The number that was given when it was posted: C's `op_context`.
+    #[must_use]
+    pub fn context(&self) -> u64 {
+        self.context
+    }
+
+    /// The number of the queue pair that it belongs to.
+    #[must_use]
+    pub fn qp_num(&self) -> u32 {
+        self.qp_num
+    }
+
+    /// What it brought.
+    ///
+    /// # Errors
+    ///
+    /// [`CompletionError`] if the operation failed; the connection is then in the error state.
+    pub fn result(&self) -> Result<Outcome, CompletionError> {
+        self.result
+    }
+
+    /// What a receive brought.
+    ///
+    /// # Errors
+    ///
+    /// [`CompletionError`] if the operation failed.
+    pub fn received(&self) -> Result<Option<Received>, CompletionError> {
+        Ok(match self.result? {
+            Outcome::Received(received) => Some(received),
+            Outcome::Done => None,
+        })
+    }
+}
+
+/// Why no completion could be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CqError {
+    /// There was none within the time given.
+    #[error("no completion within the time given")]
+    NoCompletion,
+    /// The connection has ended, and everything that was posted has been polled: there will never be one.
+    #[error("the connection has ended and nothing is outstanding: no completion will come")]
+    Drained,
+    /// The connection was closed from another thread.
+    #[error("the connection was closed while waiting for its completions")]
+    Closed,
+    /// The provider refused.
+    #[error("the provider gives no completions")]
+    Provider(#[source] io::Error),
+    /// The provider completed something that was not outstanding.
+    #[error("the provider completed request {wr_id:#x}, which is not outstanding: a fault of the provider")]
+    #[expect(missing_docs, reason = "the message explains its fields")]
+    Stray { wr_id: u64 },
+}
+
+impl CqError {
+    /// The code that librpma gives for this: `rpma_cq_wait(3)`, `rpma_cq_get_wc(3)`.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NoCompletion | Self::Drained | Self::Closed => ErrorCode::NoCompletion,
+            Self::Provider(_) => ErrorCode::Provider,
+            Self::Stray { .. } => ErrorCode::Unknown,
+        }
+    }
+}
+
+/// In our `wr_id`s: set for receives. The status of a failed completion is all that it tells, so the request's number must say which
+/// queue it was in.
+const RECV: u64 = 1 << 63;
+
+pub(crate) fn recv_wr_id(number: u64) -> u64 {
+    number | RECV
+}
+
+/// The completion queue of a connection: `rpma_conn_get_cq(3)`.
+///
+/// A handle on the connection's own queue: it keeps the connection's queues alive, and works before and after the connection is
+/// established.
+///
+/// There are two ways to wait, and a queue takes one of them: [`wait`](Self::wait), from any number of threads; or an event loop that
+/// watches the descriptor ([`AsFd`]), and on every wake-up calls [`arm`](Self::arm) and then [`poll`](Self::poll) until there is nothing
+/// left. An event loop watches the connection's descriptor as well: reading its events is what makes the operations of a dead peer
+/// complete.
+#[derive(Clone)]
+pub struct CompletionQueue(pub(crate) Arc<Link>);
+
+impl CompletionQueue {
+    /// Takes a completion if there is one: `rpma_cq_get_wc(3)`.
+    ///
+    /// # Errors
+    ///
+    /// [`CqError`]; nothing there is no error.
+    pub fn poll(&self) -> Result<Option<Completion>, CqError> {
+        let mut one = [ibv_wc::default()];
+        let mut taken = None;
+        self.0.poll(&mut one, |completion| taken = Some(completion))?;
+        Ok(taken)
+    }
+
+    /// Takes up to `max` completions, appends them to `into` and says how many: `rpma_cq_get_wc(3)` with `num_entries`.
+    ///
+    /// # Errors
+    ///
+    /// [`CqError`]; what was taken before it is in `into`.
+    pub fn poll_batch(&self, into: &mut Vec<Completion>, max: usize) -> Result<usize, CqError> {
+        let mut room = [ibv_wc::default(); 16];
+        let mut taken = 0;
+        while taken < max {
+            let want = (max - taken).min(room.len());
+            let now = self.0.poll(&mut room[..want], |completion| into.push(completion))?;
+            taken += now;
+            if now < want {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Waits for a completion and takes it: `rpma_cq_wait(3)` and `rpma_cq_get_wc(3)` in one, so that none is missed in between.
+    ///
+    /// Watches the connection too: when the peer dies, everything posted completes with an error, without any other call.
+    ///
+    /// # Errors
+    ///
+    /// [`CqError::NoCompletion`] when the time is over, [`CqError::Drained`] when none can come any more, [`CqError::Closed`] when the
+    /// connection is closed from another thread, and the provider's refusals.
+    pub fn wait(&self, wait: impl Into<Wait>) -> Result<Completion, CqError> {
+        let wait = wait.into();
+        let link = &self.0;
+        // Nothing is there, or this, or an end.
+        let look = || match self.poll()? {
+            Some(completion) => Ok(Some(completion)),
+            None if link.is_closed() => Err(CqError::Closed),
+            None if link.is_over() && link.outstanding() == 0 => Err(CqError::Drained),
+            None => Ok(None),
+        };
+        loop {
+            let seen = link.waiters.seen();
+            if let Some(completion) = look()? {
+                return Ok(completion);
+            }
+            if wait.is_over() {
+                return Err(CqError::NoCompletion);
+            }
+            // A completion from before the arming raises no event: look once more after it.
+            link.cq.request_notify().map_err(CqError::Provider)?;
+            if let Some(completion) = look()? {
+                return Ok(completion);
+            }
+            let Some(_lead) = link.waiters.lead_or_follow(seen, wait) else { continue };
+            let fds = [link.cq.as_fd(), link.channel.as_fd(), link.waiters.wake.as_fd()];
+            if !until_readable(&fds, wait).map_err(CqError::Provider)? {
+                return Err(CqError::NoCompletion);
+            }
+            link.waiters.wake.clear();
+            link.cq.take_events().map_err(CqError::Provider)?;
+            link.pump().map_err(CqError::Provider)?;
+        }
+    }
+
+    /// For event loops: takes the events that are there and asks for one on the next completion. Poll until nothing is left after this.
+    ///
+    /// # Errors
+    ///
+    /// [`CqError::Provider`].
+    pub fn arm(&self) -> Result<(), CqError> {
+        self.0.cq.take_events().map_err(CqError::Provider)?;
+        self.0.cq.request_notify().map_err(CqError::Provider)
+    }
+
+    /// Completions that it has room for: what was asked for, or more.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.0.cq.capacity()
+    }
+}
+
+impl AsFd for CompletionQueue {
+    /// Readable after a completion, if [`arm`](Self::arm) was called before it: `rpma_cq_get_fd(3)`.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.cq.as_fd()
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("qp_num", &self.0.qp.number()).field("capacity", &self.capacity()).finish()
+    }
+}
+
+impl Link {
+    fn poll(&self, room: &mut [ibv_wc], mut take: impl FnMut(Completion)) -> Result<usize, CqError> {
+        // One thread at a time from the provider's queue to the ledger: the ledger retires in order.
+        let _polling = lock(&self.waiters.polling);
+        let taken = self.cq.poll(room).map_err(CqError::Provider)?;
+        let mut stray = None;
+        for wc in &room[..taken] {
+            match self.retire(wc) {
+                Some(completion) => take(completion),
+                None => stray = Some(wc.wr_id),
+            }
+        }
+        stray.map_or(Ok(taken), |wr_id| Err(CqError::Stray { wr_id }))
+    }
+
+    fn retire(&self, wc: &ibv_wc) -> Option<Completion> {
+        let (operation, context) = if wc.wr_id & RECV == 0 {
+            let entry = lock(&self.sent).retire(wc.wr_id)?;
+            (entry.op, entry.context)
+        } else {
+            (Operation::Recv, lock(&self.received).retire(wc.wr_id & !RECV)?.context)
+        };
+        let result = if wc.status == IBV_WC_SUCCESS {
+            Ok(if operation == Operation::Recv { Outcome::Received(received(wc)) } else { Outcome::Done })
+        } else {
+            let (status, vendor_err) = (wc.status, wc.vendor_err);
+            Err(CompletionError { operation, context, status, text: self.cq.status_text(status), vendor_err })
+        };
+        Some(Completion { operation, context, qp_num: wc.qp_num, result })
+    }
+
+    pub(crate) fn outstanding(&self) -> usize {
+        lock(&self.sent).outstanding() + lock(&self.received).outstanding()
+    }
+}
+
+/// What a successful receive completion tells.
+fn received(wc: &ibv_wc) -> Received {
+    let with_imm = wc.wc_flags & IBV_WC_WITH_IMM != 0;
+    Received { len_bytes: wc.byte_len, imm: with_imm.then(|| wc.imm()), by_write: wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM }
+}
+
+/// Who waits for the completions of one queue: one thread in `poll(2)`, the leader, and the others behind it, on the condition. With all
+/// of them in `poll(2)` the one that takes the event would leave the others asleep over completions that raise no event any more.
+#[derive(Debug)]
+pub(crate) struct Waiters {
+    state: Mutex<State>,
+    changed: Condvar,
+    polling: Mutex<()>,
+    /// Wakes the leader.
+    wake: Flag,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    led: bool,
+    /// Counts what a follower must look at again: each end of a leadership.
+    seen: u64,
+}
+
+/// Leadership, until it is dropped.
+struct Lead<'a>(&'a Waiters);
+
+impl Waiters {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { state: Mutex::default(), changed: Condvar::new(), polling: Mutex::new(()), wake: Flag::new()? })
+    }
+
+    /// Makes everybody look again.
+    pub(crate) fn wake(&self) {
+        lock(&self.state).seen += 1;
+        self.changed.notify_all();
+        self.wake.set();
+    }
+
+    fn seen(&self) -> u64 {
+        lock(&self.state).seen
+    }
+
+    /// The leadership, if nobody has it and nothing happened since `seen`; else `None`, after waiting until something did or the time is
+    /// over.
+    fn lead_or_follow(&self, seen: u64, wait: Wait) -> Option<Lead<'_>> {
+        let mut state = lock(&self.state);
+        if state.seen != seen {
+            // Another leader may have taken the event that the caller armed for.
+            return None;
+        }
+        if !state.led {
+            state.led = true;
+            return Some(Lead(self));
+        }
+        while state.led && state.seen == seen && !wait.is_over() {
+            state = match wait.left() {
+                Some(left) => self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        None
+    }
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.led = false;
+        state.seen += 1;
+        drop(state);
+        self.0.changed.notify_all();
+    }
+}

@@ -1,0 +1,152 @@
+//! What happens to a connection.
+
+use std::io;
+
+use rpma_mr::ErrorCode;
+use rpma_mr::sys::owned::{CmEvent, CmEventKind};
+
+/// Why a peer does not want the connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// The transport's reason, `rdma_cm_event::status`: over InfiniBand and RoCE 8 if nobody listens on the port, 28 if the
+    /// application rejects.
+    pub reason: i32,
+    /// What the peer said. The connection manager gives its whole field: 148 bytes over RoCE and InfiniBand, with zeros where nothing
+    /// was sent; "nothing" cannot be told from zeros.
+    pub private_data: Vec<u8>,
+}
+
+/// What happened to a connection: `rpma_conn_next_event(3)`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConnEvent {
+    /// It is established: both sides can post.
+    Established,
+    /// The peer disconnected, or answered our own disconnect; a second one can follow when the transport's time-wait is over, and it
+    /// can come without [`Established`](Self::Established). Everything posted completes with an error.
+    Closed,
+    /// The connection failed, or its device is gone. Everything posted completes with an error.
+    Lost,
+    /// The peer does not want the connection, or nobody listens there.
+    Rejected(Rejection),
+    /// The peer does not answer.
+    Unreachable,
+}
+
+/// Why no event could be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EventError {
+    /// There was none within the time given.
+    #[error("no connection event within the time given")]
+    NoEvent,
+    /// The connection was closed from another thread.
+    #[error("the connection was closed while waiting for its events")]
+    Closed,
+    /// The connection manager reported something that means nothing to a connection. It is acknowledged; the connection goes on.
+    #[error("the connection manager reported {kind:?} (status {status}), which means nothing to a connection; it goes on")]
+    #[expect(missing_docs, reason = "the message explains its fields")]
+    Unexpected { kind: CmEventKind, status: i32 },
+    /// The connection manager refused.
+    #[error("the connection manager gives no event")]
+    Provider(#[source] io::Error),
+}
+
+impl EventError {
+    /// The code that librpma gives for this: `rpma_conn_next_event(3)`.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NoEvent | Self::Closed => ErrorCode::NoEvent,
+            Self::Unexpected { .. } => ErrorCode::Unknown,
+            Self::Provider(_) => ErrorCode::Provider,
+        }
+    }
+}
+
+/// An event as it waits to be read.
+#[derive(Debug)]
+pub(crate) enum Queued {
+    Event(ConnEvent),
+    Unexpected { kind: CmEventKind, status: i32 },
+}
+
+impl Queued {
+    pub(crate) fn from_cm(event: &CmEvent) -> Self {
+        Self::Event(match event.kind {
+            CmEventKind::Established => ConnEvent::Established,
+            CmEventKind::ConnectError | CmEventKind::DeviceRemoval => ConnEvent::Lost,
+            CmEventKind::Disconnected | CmEventKind::TimewaitExit => ConnEvent::Closed,
+            CmEventKind::Rejected => {
+                ConnEvent::Rejected(Rejection { reason: event.status, private_data: event.private_data.clone() })
+            }
+            CmEventKind::Unreachable => ConnEvent::Unreachable,
+            kind @ (CmEventKind::AddrResolved
+            | CmEventKind::AddrError
+            | CmEventKind::RouteResolved
+            | CmEventKind::RouteError
+            | CmEventKind::ConnectRequest
+            | CmEventKind::ConnectResponse
+            | CmEventKind::AddrChange
+            | CmEventKind::Other(_)) => return Self::Unexpected { kind, status: event.status },
+        })
+    }
+
+    pub(crate) fn into_result(self) -> Result<ConnEvent, EventError> {
+        match self {
+            Self::Event(event) => Ok(event),
+            Self::Unexpected { kind, status } => Err(EventError::Unexpected { kind, status }),
+        }
+    }
+}
+
+/// Whether nothing can be transferred any more after an event of this kind. On soft-RoCE nothing completes by itself then, whatever the
+/// retry settings (none in 170 s, measured), so reading it must move the queue pair to the error state.
+pub(crate) fn ends_the_connection(kind: CmEventKind) -> bool {
+    matches!(
+        kind,
+        CmEventKind::Disconnected
+            | CmEventKind::Rejected
+            | CmEventKind::ConnectError
+            | CmEventKind::Unreachable
+            | CmEventKind::DeviceRemoval
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn translated(kind: CmEventKind) -> Result<ConnEvent, EventError> {
+        let event = CmEvent { kind, status: -7, private_data: vec![1], responder_resources: 0, initiator_depth: 0, new_id: None };
+        Queued::from_cm(&event).into_result()
+    }
+
+    /// The table of spec §5, one row per event of the connection manager.
+    #[test]
+    fn connection_manager_s_events_translate_as_in_librpma() {
+        use CmEventKind as Cm;
+        assert_eq!(translated(Cm::Established).unwrap(), ConnEvent::Established);
+        for kind in [Cm::ConnectError, Cm::DeviceRemoval] {
+            assert_eq!(translated(kind).unwrap(), ConnEvent::Lost);
+        }
+        for kind in [Cm::Disconnected, Cm::TimewaitExit] {
+            assert_eq!(translated(kind).unwrap(), ConnEvent::Closed);
+        }
+        assert_eq!(translated(Cm::Rejected).unwrap(), ConnEvent::Rejected(Rejection { reason: -7, private_data: vec![1] }));
+        assert_eq!(translated(Cm::Unreachable).unwrap(), ConnEvent::Unreachable);
+        for kind in [
+            Cm::AddrResolved,
+            Cm::AddrError,
+            Cm::RouteResolved,
+            Cm::RouteError,
+            Cm::ConnectRequest,
+            Cm::ConnectResponse,
+            Cm::AddrChange,
+            Cm::Other(18),
+        ] {
+            let error = translated(kind).unwrap_err();
+            assert_eq!(error.code(), ErrorCode::Unknown);
+            assert!(error.to_string().contains("status -7"));
+        }
+    }
+}

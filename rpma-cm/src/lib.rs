@@ -1,0 +1,41 @@
+//! Connections for remote persistent memory access: the object model of librpma above memory.
+//!
+//! A [`Peer`] is this process's end on one RDMA device. An [`Endpoint`] listens for peers; a [`ConnReq`] goes to one. Either becomes a
+//! [`PendingConn`], and that, with its event [`PendingEvent::Established`], a [`Conn`], which posts operations and tells what became of
+//! them through its [`CompletionQueue`].
+//!
+//! What we do is in the types: a request is connected once or dropped, only an established connection posts to its send queue. What the
+//! peer does at any time is in enums: [`ConnEvent`], [`PendingEvent`], [`Outcome`].
+//!
+//! Everything shares ownership underneath, so nothing has a lifetime and no order of dropping is wrong. Every waiting call takes a
+//! [`Wait`] and wakes when its object is closed from another thread; every waiting object is [`AsFd`](std::os::fd::AsFd).
+//!
+//! Users want the crate `rpma`, whose documentation is the guide.
+#![forbid(unsafe_code)]
+
+mod conn;
+mod conn_cfg;
+mod conn_req;
+mod cq;
+mod endpoint;
+mod event;
+mod ledger;
+mod link;
+mod peer;
+mod post;
+mod private_data;
+mod wait;
+
+pub use conn::{Conn, DisconnectError, EstablishError, PendingConn, PendingEvent};
+pub use conn_cfg::{ConnCfg, OpMode};
+pub use conn_req::{ConnReq, ConnReqError, ConnectError, Incoming, IncomingRequest, Outgoing, Resolving, Step};
+pub use cq::{Completion, CompletionError, CompletionQueue, CqError, Operation, Outcome, Received};
+pub use endpoint::{Endpoint, ListenError, RequestError};
+pub use event::{ConnEvent, EventError, Rejection};
+pub use link::BuildError;
+pub use peer::{Peer, PeerError};
+pub use post::{FlushPath, PostError, Signal};
+pub use private_data::{MAX_ACCEPT_BYTES, MAX_CONNECT_BYTES, MAX_REJECT_BYTES, PrivateDataTooLong};
+pub use rpma_mr as mr;
+pub use rpma_mr::sys::owned::QpCap;
+pub use wait::Wait;

@@ -1,0 +1,299 @@
+//! What a request, a pending connection, a connection and its completion queue share: one queue pair with its identifier, queues,
+//! events and ledgers.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rpma_mr::PeerCfg;
+use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, Cq, EventChannel, Qp, QpCap, QpRequest};
+
+use crate::conn_cfg::{ConnCfg, OpMode};
+use crate::cq::{Operation, Waiters};
+use crate::event::{ConnEvent, EventError, Queued, ends_the_connection};
+use crate::ledger::Ledger;
+use crate::peer::Peer;
+use crate::wait::{Flag, Wait, any_of, until_readable};
+
+/// Why the queues of a connection could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message explains its fields")]
+pub enum BuildError {
+    /// The request came in, or its route leads out, through another device than the peer's.
+    #[error(
+        "the connection is on another RDMA device than the peer's ({peer_device}): listen on, or connect to, an address of that device"
+    )]
+    OtherDevice { peer_device: String },
+    /// No completion queue of that size.
+    #[error("the device gives no completion queue of {cqe} entries: ask for smaller queues")]
+    Cq { cqe: i32, source: io::Error },
+    /// No queue pair of those sizes.
+    #[error("the device gives no queue pair for {sq_size} sends and {rq_size} receives: ask for smaller queues")]
+    Qp { sq_size: u32, rq_size: u32, source: io::Error },
+    /// [`OpMode::Native`] was asked for.
+    #[error(
+        "native {operation} was asked for, and the device {device} or its rdma-core has none: ask for the automatic or the emulated one"
+    )]
+    NoNative { operation: &'static str, device: String },
+    /// The port cannot be asked for its limits.
+    #[error("port {port_num} of the device cannot be asked for its largest message")]
+    Port { port_num: u8, source: io::Error },
+    /// No descriptors for waiting.
+    #[error("no descriptors to wait with: look at `ulimit -n`")]
+    Descriptors(#[source] io::Error),
+}
+
+/// Which way an operation goes on a queue pair, and why.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NativeChoice {
+    mode: OpMode,
+    available: bool,
+}
+
+impl NativeChoice {
+    /// `peer_has`: what the second byte of the peer's configuration says, if there was one.
+    pub(crate) fn is_native(self, peer_has: Option<bool>) -> bool {
+        match self.mode {
+            OpMode::Native => true,
+            OpMode::Emulated => false,
+            // Without word from the peer, as librpma does: by our own end.
+            OpMode::Automatic => self.available && peer_has.unwrap_or(true),
+        }
+    }
+}
+
+/// The order of fields is the order of dropping: the queue pair before what it uses.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) qp: Qp,
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) sent: Mutex<Ledger<Operation>>,
+    pub(crate) received: Mutex<Ledger<()>>,
+    pub(crate) waiters: Waiters,
+    pub(crate) flush: NativeChoice,
+    pub(crate) atomic_write: NativeChoice,
+    pub(crate) flush_told: AtomicBool,
+    pub(crate) remote_cfg: Mutex<Option<PeerCfg>>,
+    pub(crate) max_message_bytes: u32,
+    pub(crate) private_data: OnceLock<Vec<u8>>,
+    pub(crate) local_addr: Option<SocketAddr>,
+    pub(crate) peer_addr: Option<SocketAddr>,
+    events: Mutex<VecDeque<Queued>>,
+    /// Readable while `events` has one, and for ever once closed.
+    queued: Flag,
+    /// Readable while there is an event to read, here or in the channel: what users wait for.
+    readable: OwnedFd,
+    /// Nothing can be transferred any more: the peer or its device is gone, or we disconnected.
+    over: AtomicBool,
+    closed: AtomicBool,
+    pub(crate) channel: Arc<EventChannel>,
+    pub(crate) peer: Peer,
+}
+
+impl Link {
+    /// Makes the queues of `id`, which is on a channel of its own.
+    pub(crate) fn build(peer: &Peer, id: &Arc<CmId>, cfg: &ConnCfg) -> Result<Arc<Self>, BuildError> {
+        let device = peer.device();
+        let context = device.context();
+        if !id.is_on(context) {
+            return Err(BuildError::OtherDevice { peer_device: device.name().to_owned() });
+        }
+        let port_num = id.port_num();
+        let max_message_bytes = device.max_message_bytes(port_num).map_err(|source| BuildError::Port { port_num, source })?;
+        let cqe = cfg.cqe();
+        let cq = Cq::create(context, cqe, 0).map_err(|source| BuildError::Cq { cqe, source })?;
+        let channel = Arc::clone(id.channel());
+        let (local_addr, peer_addr) = (id.local_addr(), id.peer_addr());
+        let qp = build_qp(peer, id, &cq, cfg)?;
+        let queued = Flag::new().map_err(BuildError::Descriptors)?;
+        let readable = any_of(&[channel.as_fd(), queued.as_fd()]).map_err(BuildError::Descriptors)?;
+        Ok(Arc::new(Self {
+            flush: NativeChoice { mode: cfg.get_flush_mode(), available: qp.has_flush() },
+            atomic_write: NativeChoice { mode: cfg.get_atomic_write_mode(), available: qp.has_atomic_write() },
+            flush_told: AtomicBool::new(false),
+            qp,
+            cq,
+            sent: Mutex::new(Ledger::new(cfg.get_sq_size())),
+            received: Mutex::new(Ledger::new(cfg.get_rq_size())),
+            waiters: Waiters::new().map_err(BuildError::Descriptors)?,
+            remote_cfg: Mutex::new(None),
+            max_message_bytes,
+            private_data: OnceLock::new(),
+            local_addr,
+            peer_addr,
+            events: Mutex::new(VecDeque::new()),
+            queued,
+            readable,
+            over: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            channel,
+            peer: peer.clone(),
+        }))
+    }
+
+    /// Reads what the connection manager has for us, acts on it, and keeps it for [`next_event`](Self::next_event).
+    pub(crate) fn pump(&self) -> io::Result<()> {
+        let mut events = lock(&self.events);
+        while let Some(event) = self.channel.get_event()? {
+            self.act_on(&event);
+            events.push_back(Queued::from_cm(&event));
+            self.queued.set();
+        }
+        Ok(())
+    }
+
+    fn act_on(&self, event: &CmEvent) {
+        log::debug!("connection {}: {:?}, status {}", self.qp.number(), event.kind, event.status);
+        if event.kind == CmEventKind::Established && !event.private_data.is_empty() {
+            // The active side learns the server's data here; the passive side's own copy is older and stays.
+            let _kept_since_the_request = self.private_data.set(event.private_data.clone());
+        }
+        if ends_the_connection(event.kind) {
+            if let Err(e) = self.qp.move_to_error() {
+                log::warn!("connection {}: its queue pair cannot be moved to the error state: {e}", self.qp.number());
+            }
+            self.end();
+        }
+    }
+
+    /// Nothing can be transferred any more: waiters for completions look again.
+    fn end(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        self.waiters.wake();
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn next_event(&self, wait: Wait) -> Result<ConnEvent, EventError> {
+        loop {
+            if self.is_closed() {
+                return Err(EventError::Closed);
+            }
+            self.pump().map_err(EventError::Provider)?;
+            {
+                let mut events = lock(&self.events);
+                if let Some(event) = events.pop_front() {
+                    if events.is_empty() {
+                        self.queued.clear();
+                    }
+                    // `close` may have set it between the check above and `clear`.
+                    if self.is_closed() {
+                        self.queued.set();
+                    }
+                    return event.into_result();
+                }
+            }
+            if !until_readable(&[self.readable.as_fd()], wait).map_err(EventError::Provider)? {
+                return Err(EventError::NoEvent);
+            }
+        }
+    }
+
+    pub(crate) fn disconnect(&self) -> io::Result<()> {
+        let was_over = self.is_over();
+        let result = self.id().disconnect();
+        self.end();
+        match result {
+            // The other side, or the connection manager's time-out, was faster: there is nothing left to disconnect.
+            Err(e) if was_over => {
+                log::debug!("connection {}: disconnecting after its end: {e}", self.qp.number());
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.queued.set();
+        self.waiters.wake();
+    }
+
+    pub(crate) fn id(&self) -> &CmId {
+        self.qp.id()
+    }
+
+    /// What the peer sent: a client's with its request, a server's with ESTABLISHED.
+    pub(crate) fn private_data(&self) -> &[u8] {
+        self.private_data.get().map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn readable(&self) -> BorrowedFd<'_> {
+        self.readable.as_fd()
+    }
+}
+
+fn build_qp(peer: &Peer, id: &Arc<CmId>, cq: &Arc<Cq>, cfg: &ConnCfg) -> Result<Qp, BuildError> {
+    let device = peer.device();
+    let pd = peer.protection_domain().raw();
+    let capabilities = device.capabilities();
+    let cap =
+        QpCap { send_wr: cfg.get_sq_size(), recv_wr: cfg.get_rq_size(), send_sge: 1, recv_sge: 1, inline_bytes: ATOMIC_BYTES };
+    // Asked for only where the device reports them: many drivers refuse flags that they do not know.
+    let wanted = QpRequest {
+        cap,
+        native_flush: capabilities.native_flush && cfg.get_flush_mode() != OpMode::Emulated,
+        native_atomic_write: capabilities.native_atomic_write && cfg.get_atomic_write_mode() != OpMode::Emulated,
+    };
+    let plain = QpRequest { native_flush: false, native_atomic_write: false, ..wanted };
+    let made = Qp::create(id, pd, cq, cq, wanted).or_else(|e| {
+        if wanted == plain {
+            return Err(e);
+        }
+        // The kernel is newer than rdma-core, or the provider has no extended call: the device's word was the kernel's. The errno should
+        // say so (EOPNOTSUPP, ENOSYS), but older versions of librdmacm make ENOMEM of every failure; if the cause is another one, the
+        // plain creation meets it too.
+        log::debug!("no queue pair with native operations, trying without: {e}");
+        Qp::create(id, pd, cq, cq, plain)
+    });
+    let qp = made.map_err(|source| BuildError::Qp { sq_size: cap.send_wr, rq_size: cap.recv_wr, source })?;
+    let lacking = if cfg.get_flush_mode() == OpMode::Native && !qp.has_flush() {
+        Some("flush")
+    } else if cfg.get_atomic_write_mode() == OpMode::Native && !qp.has_atomic_write() {
+        Some("atomic write")
+    } else {
+        None
+    };
+    match lacking {
+        Some(operation) => Err(BuildError::NoNative { operation, device: device.name().to_owned() }),
+        None => Ok(qp),
+    }
+}
+
+/// An atomic write is this long, whether native or an inline write: `RPMA_ATOMIC_WRITE_ALIGNMENT`.
+pub(crate) const ATOMIC_BYTES: u32 = 8;
+
+/// None of our locks guards data that a panic could leave half-changed: each critical section changes one thing, last.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn automatic_mode_is_native_where_both_ends_have_it() {
+        let automatic = |available| NativeChoice { mode: OpMode::Automatic, available };
+        assert!(automatic(true).is_native(None));
+        assert!(automatic(true).is_native(Some(true)));
+        assert!(!automatic(true).is_native(Some(false)));
+        assert!(!automatic(false).is_native(Some(true)));
+    }
+
+    #[test]
+    fn chosen_mode_does_not_ask_the_peer() {
+        assert!(NativeChoice { mode: OpMode::Native, available: true }.is_native(Some(false)));
+        assert!(!NativeChoice { mode: OpMode::Emulated, available: true }.is_native(Some(true)));
+    }
+}

@@ -1,0 +1,352 @@
+//! Posting: the operations of a connection, each checked here before the provider sees it.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use rpma_mr::sys::bindings::{IBV_FLUSH_GLOBAL, IBV_FLUSH_PERSISTENT, ibv_sge};
+use rpma_mr::sys::owned::{PostError as SysPostError, SendOp, SendOptions, Taken};
+use rpma_mr::{ErrorCode, FlushType, LocalSlice, RemoteSlice, Usage};
+
+use crate::cq::{Operation, recv_wr_id};
+use crate::ledger::{Entry, Full, Ledger};
+use crate::link::{ATOMIC_BYTES, Link, lock};
+use crate::peer::FLUSH_TARGET_BYTES;
+
+/// Whether a completion is wanted on success too. There is always one on failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// Always: `RPMA_F_COMPLETION_ALWAYS`.
+    Always,
+    /// On failure only: `RPMA_F_COMPLETION_ON_ERROR`.
+    ///
+    /// The slot in the send queue is free again when a later operation with [`Always`](Self::Always) has completed and was polled, so
+    /// at least one in every [`sq_size`](crate::ConnCfg::sq_size) operations must have it.
+    OnError,
+}
+
+/// How a flush is made on a connection: [`Conn::flush_path`](crate::Conn::flush_path).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlushPath {
+    /// By the RDMA FLUSH operation.
+    Native,
+    /// By an RDMA READ of 8 bytes behind the writes.
+    Emulated,
+}
+
+/// Why an operation could not be posted. Nothing was posted then, and the connection is intact, unless the variant says otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message explains its fields")]
+pub enum PostError {
+    /// As many requests as the queue's size are posted and not yet polled.
+    #[error("{queue} queue full: {limit} requests are posted and not yet polled; poll completions, or ask for a larger queue")]
+    QueueFull { queue: &'static str, limit: u32 },
+    /// The two sides of a transfer are not of one length.
+    #[error("{operation}: {local_bytes} bytes here and {remote_bytes} bytes there cannot be one transfer")]
+    LengthMismatch { operation: Operation, local_bytes: usize, remote_bytes: u64 },
+    /// The port cannot carry it in one message.
+    #[error("{operation} of {len_bytes} bytes: the port carries at most {max_bytes} in one message; split it")]
+    TooLong { operation: Operation, len_bytes: usize, max_bytes: u32 },
+    /// The local region was not registered for this.
+    #[error("{operation}: the local region was registered for {has:?}, and this needs {needs:?}")]
+    LocalUsage { operation: Operation, has: Usage, needs: Usage },
+    /// The peer did not register its region for this.
+    #[error("{operation}: the peer registered its region for {has:?}, and this needs {needs:?}")]
+    RemoteUsage { operation: Operation, has: Usage, needs: Usage },
+    /// The local region belongs to another peer object.
+    #[error("{operation}: the local region was registered with another peer than the connection's")]
+    OtherPeer { operation: Operation },
+    /// An atomic write goes to 8 bytes on an 8-byte boundary.
+    #[error("atomic write of {len_bytes} bytes to address {addr:#x}: it writes 8 bytes to an address that is a multiple of 8")]
+    Misaligned { addr: u64, len_bytes: u64 },
+    /// No peer configuration with direct write to persistent memory is applied.
+    #[error(
+        "persistent flush: the peer's configuration does not say that its writes go directly to persistent memory; \
+         apply it with Conn::apply_remote_peer_cfg, or flush with FlushType::Visibility"
+    )]
+    NoDirectWrite,
+    /// The peer's region cannot be flushed that way.
+    #[error("{flush_type:?} flush: the peer registered its region for {has:?}, which lacks {needs:?}")]
+    FlushType { flush_type: FlushType, has: Usage, needs: Usage },
+    /// The queue pair was granted no inline data.
+    #[error("atomic write: the device grants {granted_bytes} bytes of inline data, and an emulated atomic write needs 8")]
+    NoInline { granted_bytes: u32 },
+    /// The provider refused, and did not take the request.
+    #[error("the provider refused to post the {operation}")]
+    Provider { operation: Operation, source: io::Error },
+    /// The provider refused, and may run the request all the same: its slot stays taken until a later completion frees it.
+    #[error("the provider refused to post the {operation} without saying that it was not taken; it may still run")]
+    PerhapsTaken { operation: Operation, source: io::Error },
+}
+
+impl PostError {
+    /// The code that librpma gives for this: `rpma_write(3)` and its sisters.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::QueueFull { .. } | Self::NoInline { .. } | Self::Provider { .. } | Self::PerhapsTaken { .. } => {
+                ErrorCode::Provider
+            }
+            Self::LengthMismatch { .. }
+            | Self::TooLong { .. }
+            | Self::LocalUsage { .. }
+            | Self::RemoteUsage { .. }
+            | Self::OtherPeer { .. }
+            | Self::Misaligned { .. } => ErrorCode::InvalidArgument,
+            Self::NoDirectWrite | Self::FlushType { .. } => ErrorCode::NotSupported,
+        }
+    }
+}
+
+/// A send-queue request that passed its checks.
+struct Request<'a> {
+    operation: Operation,
+    signal: Signal,
+    context: u64,
+    fence: bool,
+    post: &'a dyn Fn(&Link, SendOptions) -> Result<(), SysPostError>,
+}
+
+impl Link {
+    pub(crate) fn read(&self, dst: LocalSlice<'_>, src: RemoteSlice, signal: Signal, context: u64) -> Result<(), PostError> {
+        let operation = Operation::Read;
+        let sge = self.local(operation, dst, Usage::READ_DST)?;
+        remote(operation, dst, src, Usage::READ_SRC)?;
+        let op = SendOp::Read { remote_addr: src.addr(), rkey: src.rkey() };
+        self.transfer(operation, op, sge, signal, context)
+    }
+
+    pub(crate) fn write(
+        &self,
+        dst: RemoteSlice,
+        src: LocalSlice<'_>,
+        imm: Option<u32>,
+        signal: Signal,
+        context: u64,
+    ) -> Result<(), PostError> {
+        let operation = if imm.is_some() { Operation::WriteWithImm } else { Operation::Write };
+        let sge = self.local(operation, src, Usage::WRITE_SRC)?;
+        remote(operation, src, dst, Usage::WRITE_DST)?;
+        let (remote_addr, rkey) = (dst.addr(), dst.rkey());
+        let op = match imm {
+            Some(imm) => SendOp::WriteWithImm { remote_addr, rkey, imm },
+            None => SendOp::Write { remote_addr, rkey },
+        };
+        self.transfer(operation, op, sge, signal, context)
+    }
+
+    pub(crate) fn send(&self, src: LocalSlice<'_>, imm: Option<u32>, signal: Signal, context: u64) -> Result<(), PostError> {
+        let operation = if imm.is_some() { Operation::SendWithImm } else { Operation::Send };
+        let sge = self.local(operation, src, Usage::SEND)?;
+        let op = imm.map_or(SendOp::Send, |imm| SendOp::SendWithImm { imm });
+        self.transfer(operation, op, sge, signal, context)
+    }
+
+    /// Both ways are fenced: the write must stay behind a flush that is made of a READ.
+    pub(crate) fn atomic_write(&self, dst: RemoteSlice, value: [u8; 8], signal: Signal, context: u64) -> Result<(), PostError> {
+        let operation = Operation::AtomicWrite;
+        if dst.len_bytes() != u64::from(ATOMIC_BYTES) || !dst.is_aligned(u64::from(ATOMIC_BYTES)) {
+            return Err(PostError::Misaligned { addr: dst.addr(), len_bytes: dst.len_bytes() });
+        }
+        needs_remote(operation, dst, Usage::WRITE_DST)?;
+        let (remote_addr, rkey) = (dst.addr(), dst.rkey());
+        let peer_has = lock(&self.remote_cfg).and_then(|cfg| cfg.native_ops()).map(|native| native.atomic_write);
+        if self.atomic_write.is_native(peer_has) {
+            let post = |link: &Self, options| link.qp.post_atomic_write(remote_addr, rkey, value, options);
+            return self.post(Request { operation, signal, context, fence: true, post: &post });
+        }
+        let granted_bytes = self.qp.granted().inline_bytes;
+        if granted_bytes < ATOMIC_BYTES {
+            return Err(PostError::NoInline { granted_bytes });
+        }
+        let op = SendOp::Write { remote_addr, rkey };
+        let post = |link: &Self, options| link.qp.post_send_inline(op, &value, options);
+        self.post(Request { operation, signal, context, fence: true, post: &post })
+    }
+
+    pub(crate) fn flush(&self, dst: RemoteSlice, flush_type: FlushType, signal: Signal, context: u64) -> Result<(), PostError> {
+        let operation = Operation::Flush;
+        let direct_write = lock(&self.remote_cfg).is_some_and(|cfg| cfg.direct_write_to_pmem());
+        if flush_type == FlushType::Persistent && !direct_write {
+            return Err(PostError::NoDirectWrite);
+        }
+        let needs = flush_type.required_usage();
+        if !dst.usage().contains(needs) {
+            return Err(PostError::FlushType { flush_type, has: dst.usage(), needs });
+        }
+        let path = self.flush_path();
+        if !self.flush_told.swap(true, Ordering::Relaxed) {
+            log::info!("connection {}: flushes are {path:?}", self.qp.number());
+        }
+        let rkey = dst.rkey();
+        match path {
+            FlushPath::Native => {
+                // A length over 32 bits cannot be told: then the whole region is flushed, which is more and never less.
+                let range = u32::try_from(dst.len_bytes()).ok().and_then(|len| usize::try_from(len).ok());
+                let placement = match flush_type {
+                    FlushType::Persistent => IBV_FLUSH_PERSISTENT,
+                    FlushType::Visibility => IBV_FLUSH_GLOBAL,
+                };
+                let placement = u8::try_from(placement).expect("placement types are the bits 1 and 2");
+                let post = |link: &Self, options| {
+                    link.qp.post_flush(dst.addr(), rkey, range.unwrap_or(0), range.is_none(), placement, options)
+                };
+                self.post(Request { operation, signal, context, fence: false, post: &post })
+            }
+            FlushPath::Emulated => {
+                let (remote_addr, length) = emulation_reads(dst);
+                let target = self.peer.flush_target().all();
+                let sge = ibv_sge { addr: target.addr(), length, lkey: target.lkey() };
+                let op = SendOp::Read { remote_addr, rkey };
+                let post = |link: &Self, options| link.qp.post_send(op, &[sge], options);
+                self.post(Request { operation, signal, context, fence: false, post: &post })
+            }
+        }
+    }
+
+    pub(crate) fn flush_path(&self) -> FlushPath {
+        let peer_has = lock(&self.remote_cfg).and_then(|cfg| cfg.native_ops()).map(|native| native.flush);
+        if self.flush.is_native(peer_has) { FlushPath::Native } else { FlushPath::Emulated }
+    }
+
+    pub(crate) fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
+        let operation = Operation::Recv;
+        let sge = self.local(operation, dst, Usage::RECV)?;
+        let entry = Entry { op: (), context };
+        enter(&self.received, "receive", operation, entry, |number| self.qp.post_recv(sge.as_slice(), recv_wr_id(number)))
+    }
+
+    fn transfer(&self, operation: Operation, op: SendOp, sge: Sge, signal: Signal, context: u64) -> Result<(), PostError> {
+        let post = |link: &Self, options| link.qp.post_send(op, sge.as_slice(), options);
+        self.post(Request { operation, signal, context, fence: false, post: &post })
+    }
+
+    fn post(&self, request: Request<'_>) -> Result<(), PostError> {
+        let Request { operation, signal, context, fence, post } = request;
+        enter(&self.sent, "send", operation, Entry { op: operation, context }, |wr_id| {
+            post(self, SendOptions { wr_id, signaled: signal == Signal::Always, fence })
+        })
+    }
+
+    /// Checks the local side of a transfer.
+    fn local(&self, operation: Operation, slice: LocalSlice<'_>, needs: Usage) -> Result<Sge, PostError> {
+        let Some(pd) = slice.pd() else { return Ok(Sge(None)) };
+        if !Arc::ptr_eq(pd, self.peer.protection_domain().raw()) {
+            return Err(PostError::OtherPeer { operation });
+        }
+        if !slice.usage().contains(needs) {
+            return Err(PostError::LocalUsage { operation, has: slice.usage(), needs });
+        }
+        let too_long = PostError::TooLong { operation, len_bytes: slice.len_bytes(), max_bytes: self.max_message_bytes };
+        match u32::try_from(slice.len_bytes()) {
+            Ok(length) if length <= self.max_message_bytes => {
+                Ok(Sge(Some(ibv_sge { addr: slice.addr(), length, lkey: slice.lkey() })))
+            }
+            _ => Err(too_long),
+        }
+    }
+}
+
+/// The local side of a request: one range, or none for a message without bytes.
+struct Sge(Option<ibv_sge>);
+
+impl Sge {
+    fn as_slice(&self) -> &[ibv_sge] {
+        self.0.as_slice()
+    }
+}
+
+/// Checks the remote side of a transfer.
+fn remote(operation: Operation, local: LocalSlice<'_>, remote: RemoteSlice, needs: Usage) -> Result<(), PostError> {
+    if usize::try_from(remote.len_bytes()) != Ok(local.len_bytes()) {
+        return Err(PostError::LengthMismatch { operation, local_bytes: local.len_bytes(), remote_bytes: remote.len_bytes() });
+    }
+    if remote.is_null() { Ok(()) } else { needs_remote(operation, remote, needs) }
+}
+
+fn needs_remote(operation: Operation, remote: RemoteSlice, needs: Usage) -> Result<(), PostError> {
+    if remote.usage().contains(needs) { Ok(()) } else { Err(PostError::RemoteUsage { operation, has: remote.usage(), needs }) }
+}
+
+/// What an emulated flush reads: 8 bytes at the slice's start, moved back where the region ends before them, and fewer where the region
+/// has fewer. (The C library reads 8 bytes wherever the slice starts, and loses the connection at the region's end.)
+fn emulation_reads(slice: RemoteSlice) -> (u64, u32) {
+    let len = slice.region_len_bytes().min(FLUSH_TARGET_BYTES as u64);
+    let last = slice.region_addr() + (slice.region_len_bytes() - len);
+    (slice.addr().min(last), u32::try_from(len).expect("at most 8"))
+}
+
+/// Enters a request into its ledger and posts it, under the ledger's lock, so that both are in one order.
+fn enter<Op: Copy>(
+    ledger: &Mutex<Ledger<Op>>,
+    queue: &'static str,
+    operation: Operation,
+    entry: Entry<Op>,
+    post: impl FnOnce(u64) -> Result<(), SysPostError>,
+) -> Result<(), PostError> {
+    let mut ledger = lock(ledger);
+    ledger.room().map_err(|Full(limit)| PostError::QueueFull { queue, limit })?;
+    let number = ledger.enter(entry);
+    post(number).map_err(|e| match e.taken {
+        Taken::No => {
+            ledger.take_back();
+            PostError::Provider { operation, source: e.source }
+        }
+        // Its completion may come: the entry stays.
+        Taken::Unknown => PostError::PerhapsTaken { operation, source: e.source },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rpma_mr::{MrDescriptor, RemoteMr};
+
+    use super::*;
+
+    fn region(addr: u64, len: u64) -> RemoteMr {
+        RemoteMr::from(MrDescriptor::new(addr, len, 7, Usage::FLUSH_TYPE_VISIBILITY).unwrap())
+    }
+
+    #[test]
+    fn emulated_flush_reads_at_the_slice_and_never_past_the_region() {
+        let mr = region(0x1000, 64);
+        assert_eq!(emulation_reads(mr.slice(0..64).unwrap()), (0x1000, 8));
+        assert_eq!(emulation_reads(mr.slice(56..64).unwrap()), (0x1038, 8));
+        assert_eq!(emulation_reads(mr.slice(63..64).unwrap()), (0x1038, 8));
+        assert_eq!(emulation_reads(mr.slice(64..64).unwrap()), (0x1038, 8));
+    }
+
+    #[test]
+    fn emulated_flush_of_a_region_under_8_bytes_reads_all_of_it() {
+        assert_eq!(emulation_reads(region(0x1000, 4).slice(3..4).unwrap()), (0x1000, 4));
+        assert_eq!(emulation_reads(region(0x1000, 0).all()), (0x1000, 0));
+    }
+
+    #[test]
+    fn failed_post_that_was_not_taken_leaves_its_slot_free() {
+        let ledger = Mutex::new(Ledger::new(1));
+        let entry = Entry { op: Operation::Send, context: 1 };
+        let refused = || SysPostError { source: io::Error::from_raw_os_error(12), taken: Taken::No };
+        let error = enter(&ledger, "send", Operation::Send, entry, |_| Err(refused())).unwrap_err();
+        assert!(matches!(error, PostError::Provider { operation: Operation::Send, .. }));
+        assert!(
+            enter(&ledger, "send", Operation::Send, entry, |number| {
+                assert_eq!(number, 0);
+                Ok(())
+            })
+            .is_ok()
+        );
+    }
+
+    #[test]
+    fn failed_post_that_may_run_keeps_its_slot() {
+        let ledger = Mutex::new(Ledger::new(1));
+        let entry = Entry { op: Operation::Send, context: 1 };
+        let unclear = SysPostError { source: io::Error::from_raw_os_error(22), taken: Taken::Unknown };
+        let error = enter(&ledger, "send", Operation::Send, entry, |_| Err(unclear)).unwrap_err();
+        assert!(matches!(error, PostError::PerhapsTaken { .. }));
+        let full = enter(&ledger, "send", Operation::Send, entry, |_| Ok(())).unwrap_err();
+        assert!(matches!(full, PostError::QueueFull { queue: "send", limit: 1 }));
+    }
+}
