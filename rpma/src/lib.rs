@@ -1,0 +1,103 @@
+//! Remote persistent memory access: write into another machine's memory over RDMA, and know when it is durable.
+//!
+//! This crate is the object model of librpma, the C library for this job (discontinued in 2023), in safe Rust on rdma-core. It speaks the
+//! same wire formats, so either side of a connection may still be a C program. Whoever has the C manual finds the calls under their names:
+//! [`Peer`], [`Endpoint`], [`ConnReq`], [`Conn`], [`CompletionQueue`], [`LocalMr`], [`RemoteMr`].
+//!
+//! # The main job
+//!
+//! One side owns persistent memory, the *target*. It registers it, and hands its descriptor to whoever connects:
+//!
+//! ```no_run
+//! use rpma::prelude::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let peer = Peer::new(&Device::local(&Provider::from_env()?.open()?, "10.0.0.1")?)?;
+//! let memory = PersistentMemory::open("/dev/dax0.0", 1 << 20)?;
+//! let region = peer.register(memory, Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT)?;
+//! let endpoint = Endpoint::listen(&peer, ("10.0.0.1", 7204))?;
+//!
+//! let request = endpoint.next_conn_req(&ConnCfg::new(), Wait::Forever)?;
+//! let mut hello = region.descriptor().to_bytes().to_vec();
+//! hello.extend(&*peer.cfg().with_direct_write_to_pmem(true).to_bytes());
+//! let conn = request.connect(&hello)?.established(Wait::Forever)?;
+//! while conn.next_event(Wait::Forever)? != ConnEvent::Closed {}
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The other side, the *writer*, connects, writes, and flushes. When the flush has completed, the bytes are durable:
+//!
+//! ```no_run
+//! use rpma::prelude::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let peer = Peer::new(&Device::remote(&Provider::from_env()?.open()?, "10.0.0.1", Device::RESOLVE_TIMEOUT)?)?;
+//! let source = peer.register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
+//! let request = ConnReq::new(&peer, ("10.0.0.1", 7204), &ConnCfg::new())?;
+//! let conn = request.connect(&[])?.established(Duration::from_secs(5))?;
+//!
+//! let (descriptor, cfg) = conn.private_data().split_at(MrDescriptor::SIZE_BYTES);
+//! let target = RemoteMr::from_descriptor(descriptor)?;
+//! conn.apply_remote_peer_cfg(PeerCfg::from_bytes(&cfg[..PeerCfg::MAX_SIZE_BYTES])?);
+//!
+//! source.write_at(0, b"durable at last")?;
+//! conn.write(target.slice(0..15)?, source.slice(0..15)?, Signal::OnError, 0)?;
+//! conn.flush(target.slice(0..15)?, FlushType::Persistent, Signal::Always, 1)?;
+//! conn.cq().wait(Duration::from_secs(5))?.result()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is safe, and why
+//!
+//! The library owns what is registered ([`RegionOwner`]) and lends no reference into it while a peer or the device may write it: bytes
+//! are copied in and out ([`LocalMr::read_at`], [`LocalMr::write_at`]). A region that is dropped is deregistered first and freed after
+//! that, and the device refuses what still refers to it. So posting is safe code: a stale buffer gives an error completion, never
+//! undefined behaviour.
+//!
+//! Lengths, bounds, usage and alignment are checked on this side before anything is posted, because most of these mistakes end the
+//! connection when the other side finds them.
+//!
+//! # Waiting
+//!
+//! Every waiting call takes a [`Wait`]: a duration, an instant, now or for ever. Every waiting object has a descriptor for event loops
+//! ([`AsFd`](std::os::fd::AsFd)), which is non-blocking. When a peer dies, everything that waits for it wakes: reading the connection's
+//! event, which waiting for completions does too, makes all outstanding operations complete with errors.
+//!
+//! # Flush, native and emulated
+//!
+//! A device with the RDMA FLUSH operation makes a flush by it; others make it by a READ behind the writes, as librpma does. That concerns
+//! both ends: exchange [`Peer::cfg`] and apply it with [`Conn::apply_remote_peer_cfg`], and the way that both can go is chosen.
+//! [`Conn::flush_path`] tells which, [`ConnCfg::flush_mode`] overrides it.
+//!
+//! The emulation reaches persistence only on a platform that writes directly to persistent memory, and only the target knows that: it
+//! says so in its [`PeerCfg`].
+//!
+//! # Which provider
+//!
+//! [`Provider::from_env`] takes the provider from `RPMA_PROVIDER`, and `rdma-core` without it: rdma-core's libraries, opened at run time.
+//! Version 28 or newer must be installed where a program runs; nothing of it is needed to build one.
+//!
+//! # Errors
+//!
+//! Each operation has its own error type, whose variants carry the values that failed, and whose `code()` is librpma's number for it
+//! ([`ErrorCode`]).
+#![forbid(unsafe_code)]
+
+mod provider;
+
+pub use provider::{PROVIDER_VARIABLE, Provider, ProviderError};
+pub use rpma_cm::*;
+pub use rpma_mr::*;
+
+/// What most programs need: `use rpma::prelude::*`.
+pub mod prelude {
+    pub use std::time::Duration;
+
+    pub use crate::{
+        AnonPages, Completion, CompletionQueue, Conn, ConnCfg, ConnEvent, ConnReq, DaxDevice, Device, Endpoint, FlushType,
+        Incoming, LocalMr, LocalSlice, MappedFile, MrDescriptor, Outgoing, Peer, PeerCfg, PendingConn, PendingEvent,
+        PersistentMemory, Provider, RegionOwner, RemoteMr, RemoteSlice, Signal, Usage, Wait,
+    };
+}

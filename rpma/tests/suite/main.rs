@@ -1,0 +1,17 @@
+//! The integration suite: everything that needs a device, over the provider and the address that `RPMA_TEST_PROVIDER` and
+//! `RPMA_TEST_ADDR` name. Without them, and without a device there, every test fails: none is skipped.
+//!
+//! CONTRIBUTING.md says how to run it. The tests run in parallel, on ports that the connection manager picks.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod atomic_write;
+mod connect;
+mod events;
+mod flush;
+mod fork;
+mod leaks;
+mod memory;
+mod queues;
+mod smoke;
+mod support;
+mod transfer;
