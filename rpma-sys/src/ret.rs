@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 /// For calls that return 0 or an errno: most of verbs, `ibv_modify_qp(3)` for one.
 ///
-/// Some of them return -1 with `errno` set on the paths where libibverbs itself refuses, so a negative value is read as that.
+/// Some of them return -1 with `errno` set on the paths where libibverbs itself refuses, and soft-RoCE's posts a negative errno.
 ///
 /// # Errors
 ///
@@ -15,17 +15,22 @@ pub fn errno_ret(rc: c_int) -> io::Result<()> {
     match rc {
         0 => Ok(()),
         e if e > 0 => Err(io::Error::from_raw_os_error(e)),
-        _ => Err(io::Error::last_os_error()),
+        -1 => Err(io::Error::last_os_error()),
+        e => Err(io::Error::from_raw_os_error(e.saturating_neg())),
     }
 }
 
-/// For calls that return a count, or a negative errno: the data path's `ibv_poll_cq(3)` in most providers.
+/// For calls that return a count, or a negative errno: the data path's `ibv_poll_cq(3)`. Some drivers have numbers of their own there
+/// (-2 in mlx4 and mlx5), which are told as numbers.
 ///
 /// # Errors
 ///
 /// The errno whose negative was returned.
 pub fn neg_errno_ret(rc: c_int) -> io::Result<usize> {
-    usize::try_from(rc).map_err(|_| io::Error::from_raw_os_error(rc.saturating_neg()))
+    usize::try_from(rc).map_err(|_| match rc {
+        -1 | -2 => io::Error::other(format!("the device driver answers {rc}, and tells no errno")),
+        _ => io::Error::from_raw_os_error(rc.saturating_neg()),
+    })
 }
 
 /// For calls that return -1 and set `errno`: the connection manager, and `ibv_get_cq_event(3)`.
@@ -64,10 +69,18 @@ mod tests {
     }
 
     #[test]
+    fn errno_ret_takes_errno_itself_for_minus_one_and_other_negatives_negated() {
+        crate::errno::set(libc::EBUSY);
+        assert_eq!(errno_ret(-1).unwrap_err().raw_os_error(), Some(libc::EBUSY));
+        assert_eq!(errno_ret(-libc::ENOMEM).unwrap_err().raw_os_error(), Some(libc::ENOMEM));
+    }
+
+    #[test]
     fn neg_errno_ret_takes_the_negated_errno_and_keeps_counts() {
         assert_eq!(neg_errno_ret(-libc::EINVAL).unwrap_err().raw_os_error(), Some(libc::EINVAL));
         assert_eq!(neg_errno_ret(3).unwrap(), 3);
         assert!(neg_errno_ret(c_int::MIN).is_err());
+        assert!(neg_errno_ret(-2).unwrap_err().to_string().contains("answers -2"));
     }
 
     #[test]

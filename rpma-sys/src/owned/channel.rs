@@ -2,12 +2,13 @@
 #![expect(unsafe_code, reason = "reads the event structures that the connection manager hands out")]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::check;
+use super::fd::{readable_while, set_nonblocking};
 use super::id::CmId;
+use super::{check, leaked};
 use crate::bindings::*;
 use crate::fork::ProcessMark;
 use crate::provider::ProviderRef;
@@ -79,10 +80,26 @@ pub struct CmEvent {
     pub new_id: Option<CmId>,
 }
 
+impl CmEvent {
+    /// The error in the status of an event that tells one.
+    ///
+    /// The status is a negative errno there. librdmacm also reports -1 with `errno` set elsewhere when a query of its own fails, and 0
+    /// with a device that was removed: neither names a cause.
+    #[must_use]
+    pub fn error(&self) -> io::Error {
+        match self.status {
+            0 | -1 => io::Error::other(format!("{:?} with status {}, which names no cause", self.kind, self.status)),
+            status => io::Error::from_raw_os_error(status.saturating_abs()),
+        }
+    }
+}
+
 /// An event channel: `rdma_create_event_channel(3)`. Its descriptor is non-blocking.
 #[derive(Debug)]
 pub struct EventChannel {
     raw: NonNull<rdma_event_channel>,
+    /// What is lent in place of the channel's own descriptor.
+    readable: OwnedFd,
     provider: ProviderRef,
     /// `rdma_get_cm_event` changes the identifier that the event is about, so whatever reads or changes an identifier of this
     /// channel holds this lock. Never held while waiting.
@@ -104,9 +121,26 @@ impl EventChannel {
     pub fn create(provider: &ProviderRef) -> io::Result<Arc<Self>> {
         // SAFETY: the call has no conditions.
         let raw = null_ret(|| unsafe { provider.rdma_create_event_channel() })?;
-        let channel = Self { raw, provider: Arc::clone(provider), ids: Mutex::new(()), mark: ProcessMark::current() };
-        super::fd::set_nonblocking(channel.as_fd())?;
-        Ok(Arc::new(channel))
+        match Self::prepare(raw) {
+            Ok(readable) => {
+                let provider = Arc::clone(provider);
+                Ok(Arc::new(Self { raw, readable, provider, ids: Mutex::new(()), mark: ProcessMark::current() }))
+            }
+            Err(e) => {
+                // SAFETY: live, and used by nobody yet.
+                unsafe { provider.rdma_destroy_event_channel(raw.as_ptr()) };
+                Err(e)
+            }
+        }
+    }
+
+    fn prepare(raw: NonNull<rdma_event_channel>) -> io::Result<OwnedFd> {
+        // SAFETY: the channel is live, and its `fd` never changes.
+        let fd = unsafe { (*raw.as_ptr()).fd };
+        // SAFETY: the descriptor is open for as long as the channel is.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        set_nonblocking(fd)?;
+        readable_while(fd)
     }
 
     /// Takes an event, or `None` if there is none now.
@@ -137,7 +171,10 @@ impl EventChannel {
         let copy = self.copy(event);
         // SAFETY: the event came from this provider and is acknowledged here, once; `event` is not used afterwards.
         let rc = unsafe { self.provider.rdma_ack_cm_event(raw.as_ptr()) };
-        minus1_ret(rc)?;
+        if let Err(e) = minus1_ret(rc) {
+            // The event itself is told all the same: it may be a connection's end, or own an identifier.
+            leaked("an event of the connection manager", &e);
+        }
         Ok(Some(copy))
     }
 
@@ -188,11 +225,9 @@ impl EventChannel {
 }
 
 impl AsFd for EventChannel {
+    /// Readable while there is an event.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is live, and its `fd` never changes.
-        let fd = unsafe { self.raw.as_ref() }.fd;
-        // SAFETY: the descriptor is open for as long as the channel is, which the borrow does not outlive.
-        unsafe { BorrowedFd::borrow_raw(fd) }
+        self.readable.as_fd()
     }
 }
 

@@ -82,7 +82,7 @@ impl Context {
     #[must_use]
     pub fn name(&self) -> String {
         // SAFETY: the context is live and keeps its device.
-        let device = unsafe { self.raw.as_ref() }.device;
+        let device = unsafe { (*self.raw.as_ptr()).device };
         // SAFETY: the device is live.
         let name = unsafe { self.provider.ibv_get_device_name(device) };
         if name.is_null() {
@@ -97,10 +97,10 @@ impl Context {
     #[must_use]
     pub fn is_iwarp(&self) -> bool {
         // SAFETY: the context is live and keeps its device.
-        let device = unsafe { self.raw.as_ref() }.device;
+        let device = unsafe { (*self.raw.as_ptr()).device };
         // SAFETY: the device is live.
-        let device = unsafe { &*device };
-        device.transport_type == IBV_TRANSPORT_IWARP
+        let transport = unsafe { (*device).transport_type };
+        transport == IBV_TRANSPORT_IWARP
     }
 
     /// The device's attributes: `ibv_query_device_ex(3)`. What the running library does not know stays 0.

@@ -4,11 +4,11 @@
 use std::ffi::{CStr, c_int};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::fd::set_nonblocking;
+use super::fd::{readable_while, set_nonblocking};
 use super::{Context, check, leaked};
 use crate::bindings::*;
 use crate::fork::ProcessMark;
@@ -82,7 +82,8 @@ impl Cq {
         check(self.mark)?;
         let room = c_int::try_from(into.len()).unwrap_or(c_int::MAX);
         // SAFETY: the queue is live, and `into` has room for that many completions.
-        let taken = neg_errno_ret(unsafe { (self.ops.poll_cq)(self.raw.as_ptr(), room, into.as_mut_ptr()) })?;
+        let rc = unsafe { (self.ops.poll_cq)(self.raw.as_ptr(), room, into.as_mut_ptr()) };
+        let taken = neg_errno_ret(rc)?;
         if taken > into.len() {
             return Err(io::Error::other(format!(
                 "the provider reported {taken} completions where {} were asked for",
@@ -144,7 +145,7 @@ impl Cq {
     #[must_use]
     pub fn capacity(&self) -> u32 {
         // SAFETY: the queue is live; its size does not change, since we never resize.
-        u32::try_from(unsafe { self.raw.as_ref() }.cqe).unwrap_or(0)
+        u32::try_from(unsafe { (*self.raw.as_ptr()).cqe }).unwrap_or(0)
     }
 
     /// A completion status in words: `ibv_wc_status_str(3)`.
@@ -212,6 +213,8 @@ impl ibv_wc {
 #[derive(Debug)]
 struct CompChannel {
     raw: NonNull<ibv_comp_channel>,
+    /// What is lent in place of the channel's own descriptor.
+    readable: OwnedFd,
     context: ManuallyDrop<Arc<Context>>,
     mark: ProcessMark,
 }
@@ -220,9 +223,29 @@ impl CompChannel {
     fn create(context: &Arc<Context>) -> io::Result<Self> {
         // SAFETY: the context is live.
         let raw = null_ret(|| unsafe { context.provider().ibv_create_comp_channel(context.raw().as_ptr()) })?;
-        let channel = Self { raw, context: ManuallyDrop::new(Arc::clone(context)), mark: ProcessMark::current() };
-        set_nonblocking(channel.as_fd())?;
-        Ok(channel)
+        match Self::prepare(raw) {
+            Ok(readable) => {
+                Ok(Self { raw, readable, context: ManuallyDrop::new(Arc::clone(context)), mark: ProcessMark::current() })
+            }
+            Err(e) => {
+                // SAFETY: live, and used by nobody yet.
+                let rc = unsafe { context.provider().ibv_destroy_comp_channel(raw.as_ptr()) };
+                if let Err(e) = errno_ret(rc) {
+                    leaked("a completion channel", &e);
+                    std::mem::forget(Arc::clone(context));
+                }
+                Err(e)
+            }
+        }
+    }
+
+    fn prepare(raw: NonNull<ibv_comp_channel>) -> io::Result<OwnedFd> {
+        // SAFETY: the channel is live, and its `fd` never changes.
+        let fd = unsafe { (*raw.as_ptr()).fd };
+        // SAFETY: the descriptor is open for as long as the channel is.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        set_nonblocking(fd)?;
+        readable_while(fd)
     }
 
     fn provider(&self) -> &crate::ProviderRef {
@@ -232,10 +255,7 @@ impl CompChannel {
 
 impl AsFd for CompChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is live, and its `fd` never changes.
-        let fd = unsafe { self.raw.as_ref() }.fd;
-        // SAFETY: the descriptor is open for as long as the channel is, which the borrow does not outlive.
-        unsafe { BorrowedFd::borrow_raw(fd) }
+        self.readable.as_fd()
     }
 }
 

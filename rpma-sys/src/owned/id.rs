@@ -208,8 +208,12 @@ impl CmId {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "identifier and channel are of different providers"));
         }
         {
-            // Every event is acknowledged under this lock, so the call, which waits for acknowledgements, does not wait for another thread.
-            let _ids = self.channel.lock_ids();
+            // Every event is acknowledged under these locks, so the call, which waits for acknowledgements, does not wait for another
+            // thread. The order of addresses keeps two threads from waiting for each other.
+            let old_first = Arc::as_ptr(&self.channel) < Arc::as_ptr(channel);
+            let (first, second) = if old_first { (&*self.channel, channel) } else { (channel, &*self.channel) };
+            let _first = first.lock_ids();
+            let _second = (!Arc::ptr_eq(first, second)).then(|| second.lock_ids());
             // SAFETY: identifier and channel are live and of one provider (checked above).
             minus1_ret(unsafe { self.provider().rdma_migrate_id(self.as_ptr(), channel.as_ptr()) })?;
         }

@@ -97,7 +97,7 @@ pub struct Qp {
     number: u32,
     granted: QpCap,
     id: Arc<CmId>,
-    pd: Arc<Pd>,
+    _pd: Arc<Pd>,
     _send_cq: Arc<Cq>,
     _recv_cq: Arc<Cq>,
 }
@@ -180,7 +180,7 @@ impl Qp {
             number,
             granted,
             id: Arc::clone(id),
-            pd: Arc::clone(pd),
+            _pd: Arc::clone(pd),
             _send_cq: Arc::clone(send_cq),
             _recv_cq: Arc::clone(recv_cq),
         })
@@ -322,9 +322,12 @@ impl Qp {
         unsafe { (*ex.qp_ex).wr_flags = send_flags(options) };
         build();
         // SAFETY: ends what `wr_start` began.
-        errno_ret(unsafe { (ex.wr_complete)(ex.qp_ex) })
-            // A failed batch is undone as a whole (`ibv_wr_start(3)`).
-            .map_err(PostError::from)
+        errno_ret(unsafe { (ex.wr_complete)(ex.qp_ex) }).map_err(|source| {
+            // A builder's error undoes the batch (`ibv_wr_start(3)`), and a full queue is ENOSPC on soft-RoCE. But soft-RoCE also answers
+            // the doorbell's errno, and has published the batch by then.
+            let undone = source.raw_os_error() == Some(libc::ENOSPC);
+            PostError { source, taken: if undone { Taken::No } else { Taken::Unknown } }
+        })
     }
 
     /// Moves the queue pair to the error state: what is posted, then and later, completes with an error. `ibv_modify_qp(3)`.
@@ -334,6 +337,8 @@ impl Qp {
     /// As `ibv_modify_qp(3)`.
     pub fn move_to_error(&self) -> io::Result<()> {
         self.id.check()?;
+        // The connection manager changes the queue pair's state too, under this lock.
+        let _ids = self.id.channel().lock_ids();
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
         let mask = c_int::try_from(IBV_QP_STATE).expect("a mask bit fits an int");
         // SAFETY: the queue pair is live, and `attr` holds what the mask names.
@@ -364,10 +369,14 @@ impl Qp {
         self.ops.ex.is_some_and(|ex| ex.wr_atomic_write.is_some())
     }
 
-    /// Its protection domain.
-    #[must_use]
-    pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
+    /// Refuses in a process that did not make the queue pair: for what must be known before a lock is taken, which another thread of the
+    /// parent may have held.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` in a forked child.
+    pub fn check_process(&self) -> io::Result<()> {
+        self.id.check()
     }
 
     /// Its connection identifier.
@@ -405,11 +414,8 @@ fn send_flags(options: SendOptions) -> c_uint {
     (if options.signaled { IBV_SEND_SIGNALED } else { 0 }) | if options.fence { IBV_SEND_FENCE } else { 0 }
 }
 
-/// The result of posting one request. `bad_wr` is never looked into: providers leave it null even when they fail.
+/// The result of posting one request. `bad_wr` is never looked into: providers leave it null even when they fail, and may have taken the
+/// request then.
 fn posted(rc: c_int, bad_is_null: bool) -> Result<(), PostError> {
-    errno_ret(rc).map_err(|source| {
-        let full = source.raw_os_error() == Some(libc::ENOMEM);
-        let taken = if bad_is_null && !full { Taken::Unknown } else { Taken::No };
-        PostError { source, taken }
-    })
+    errno_ret(rc).map_err(|source| PostError { source, taken: if bad_is_null { Taken::Unknown } else { Taken::No } })
 }

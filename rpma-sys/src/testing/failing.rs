@@ -185,12 +185,16 @@ impl FailingProvider {
     /// hook, fail by no plan, and count for none. A hook before a call of the data path must not panic: it runs below C, and the
     /// process aborts.
     pub fn set_hook(&self, call: Call, hook: impl Fn(Call) + Send + Sync + 'static) {
-        self.state.hooks.write().unwrap_or_else(PoisonError::into_inner).insert(call, Arc::new(hook));
+        let earlier = self.state.hooks.write().unwrap_or_else(PoisonError::into_inner).insert(call, Arc::new(hook));
+        // Not under the lock: what a hook owns may make calls when it is dropped.
+        drop(earlier);
     }
 
     /// Removes the hook before `call`.
     pub fn remove_hook(&self, call: Call) {
-        self.state.hooks.write().unwrap_or_else(PoisonError::into_inner).remove(&call);
+        let removed = self.state.hooks.write().unwrap_or_else(PoisonError::into_inner).remove(&call);
+        // Not under the lock: what a hook owns may make calls when it is dropped.
+        drop(removed);
     }
 
     fn before(&self, call: Call) -> Option<Refusal> {
@@ -574,7 +578,7 @@ mod tests {
                 rnr_retry_count: 7,
             };
             let mut incoming = event.new_id.expect("a connection request brings one");
-            incoming.migrate(&EventChannel::create(self.qp.pd().context().provider())?)?;
+            incoming.migrate(&EventChannel::create(self.cq.context().provider())?)?;
             incoming.accept(param)?;
             incoming.reject(&[])?;
             id.connect(param)?;
@@ -615,7 +619,8 @@ mod tests {
                         let Effect::Frees(kind) = call.effect() else { unreachable!() };
                         assert_eq!(live[kind], 1, "{call} failed: {live}");
                     }
-                    (_, [call]) => assert!(live[Kind::CmEvent] == 1 && result.is_err(), "{call}: {live}"),
+                    // The event is told all the same.
+                    (_, [call]) => assert!(live[Kind::CmEvent] == 1 && result.is_ok(), "{call}: {live}"),
                     (_, more) => panic!("{more:?} fired"),
                 }
                 failed_calls.extend(fired);
