@@ -13,7 +13,7 @@ use crate::cq::CompletionQueue;
 use crate::event::{ConnEvent, EventError, Rejection};
 use crate::link::{Link, lock};
 use crate::peer::Peer;
-use crate::post::{FlushPath, PostError, Signal};
+use crate::post::{OpPath, PostError, Signal};
 use crate::wait::Wait;
 
 /// What happened to a pending connection.
@@ -92,6 +92,7 @@ impl DisconnectError {
 /// ```
 ///
 /// The handle may be kept or dropped once the connection is established: both are the same connection, with the same descriptors.
+#[must_use = "a connection ends when its last handle is dropped"]
 pub struct PendingConn(Arc<Link>);
 
 impl PendingConn {
@@ -149,6 +150,7 @@ impl PendingConn {
 /// the order of posting. Several threads may post.
 ///
 /// Dropping the last handle on a connection, its completion queue's included, ends it.
+#[must_use = "a connection ends when its last handle is dropped"]
 pub struct Conn(Arc<Link>);
 
 /// The calls that both handles have.
@@ -324,8 +326,15 @@ impl Conn {
 
     /// How the next flush will be made, by both ends' abilities and [`ConnCfg::flush_mode`](crate::ConnCfg::flush_mode).
     #[must_use]
-    pub fn flush_path(&self) -> FlushPath {
+    pub fn flush_path(&self) -> OpPath {
         self.0.flush_path()
+    }
+
+    /// How the next atomic write will be made: as [`flush_path`](Self::flush_path), with
+    /// [`ConnCfg::atomic_write_mode`](crate::ConnCfg::atomic_write_mode).
+    #[must_use]
+    pub fn atomic_write_path(&self) -> OpPath {
+        self.0.atomic_write_path()
     }
 
     /// Sends a message into a receive of the peer: `rpma_send(3)`. [`LocalSlice::null`] sends a message of 0 bytes.

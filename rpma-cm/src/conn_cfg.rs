@@ -141,9 +141,10 @@ impl ConnCfg {
         self.atomic_write_mode
     }
 
-    /// Room for everything that can complete at once, or what was asked for if that is more; verbs count in a signed int.
+    /// Room for everything that can complete at once (our marker behind the last request included), or what was asked for if that is
+    /// more; verbs count in a signed int.
     pub(crate) fn cqe(&self) -> i32 {
-        let needed = self.sq_size.saturating_add(self.rq_size).max(self.cq_size);
+        let needed = self.sq_size.saturating_add(self.rq_size).saturating_add(1).max(self.cq_size);
         i32::try_from(needed).unwrap_or(i32::MAX)
     }
 }
@@ -161,8 +162,8 @@ mod tests {
 
     #[test]
     fn completion_queue_has_room_for_all_that_can_complete_at_once() {
-        assert_eq!(ConnCfg::new().cqe(), 20);
-        assert_eq!(ConnCfg::new().cq_size(1).sq_size(4).rq_size(0).cqe(), 4);
+        assert_eq!(ConnCfg::new().cqe(), 21);
+        assert_eq!(ConnCfg::new().cq_size(1).sq_size(4).rq_size(0).cqe(), 5);
         assert_eq!(ConnCfg::new().cq_size(100).cqe(), 100);
     }
 

@@ -7,8 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel};
+use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, lacks_scope};
 use rpma_mr::{ErrorCode, LocalSlice};
+use rustix::io::Errno;
 
 use crate::conn::PendingConn;
 use crate::conn_cfg::ConnCfg;
@@ -30,13 +31,17 @@ pub enum ConnReqError {
     /// The look-up succeeded and gave nothing.
     #[error("the peer's host name has no address")]
     NoAddress,
-    /// No event channel or identifier.
-    #[error("the connection manager gives no identifier")]
+    /// No event channel, identifier or events.
+    #[error("the connection manager refused while the request was made")]
     Provider(#[source] io::Error),
+    /// A link-local address without its interface.
+    #[error("{addr} is valid on one link only: say on which interface it is, as in [fe80::1%eth0]:7204")]
+    NoScope { addr: SocketAddr },
+    /// No RDMA device leads to the address: a loopback address, for one.
+    #[error("no RDMA device leads to {addr}: use an address of the peer on an RDMA network, not a loopback address")]
+    NotOnDevice { addr: SocketAddr, source: io::Error },
     /// The address leads nowhere.
-    #[error(
-        "the address {addr} cannot be resolved to an RDMA device: is the peer's address on an RDMA network, and the route to it?"
-    )]
+    #[error("the address {addr} cannot be resolved: is the peer up, and on an RDMA network that this machine is on?")]
     Address { addr: SocketAddr, source: io::Error },
     /// The address is known, and the way to it is not.
     #[error("no route to {addr}")]
@@ -53,7 +58,10 @@ impl ConnReqError {
     /// The code that librpma gives for this: `rpma_conn_req_new(3)`.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
-        ErrorCode::Provider
+        match self {
+            Self::NoScope { .. } => ErrorCode::InvalidArgument,
+            _ => ErrorCode::Provider,
+        }
     }
 }
 
@@ -134,7 +142,32 @@ pub struct Incoming {
 pub struct ConnReq<Direction> {
     /// Dropped before the link: a reject needs the identifier.
     direction: Direction,
+    link: EndOnDrop,
+}
+
+/// Ends a request that goes nowhere: whoever waits for its completions is told.
+struct EndOnDrop {
     link: Arc<Link>,
+    connected: bool,
+}
+
+impl EndOnDrop {
+    fn new(link: Arc<Link>) -> Self {
+        Self { link, connected: false }
+    }
+
+    fn connected(mut self) -> Arc<Link> {
+        self.connected = true;
+        Arc::clone(&self.link)
+    }
+}
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        if !self.connected {
+            self.link.end();
+        }
+    }
 }
 
 impl<Direction> ConnReq<Direction> {
@@ -144,40 +177,40 @@ impl<Direction> ConnReq<Direction> {
     ///
     /// [`PostError`].
     pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
-        self.link.recv(dst, context)
+        self.link.link.recv(dst, context)
     }
 
     /// The completion queue.
     #[must_use]
     pub fn cq(&self) -> CompletionQueue {
-        CompletionQueue(Arc::clone(&self.link))
+        CompletionQueue(Arc::clone(&self.link.link))
     }
 
     /// The local address.
     #[must_use]
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.link.local_addr
+        self.link.link.local_addr
     }
 
     /// The peer's address.
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.link.peer_addr
+        self.link.link.peer_addr
     }
 
     /// The number of the queue pair: `rpma_conn_get_qp_num(3)`.
     #[must_use]
     pub fn qp_num(&self) -> u32 {
-        self.link.qp.number()
+        self.link.link.qp.number()
     }
 }
 
 impl<Direction> fmt::Debug for ConnReq<Direction> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnReq")
-            .field("local_addr", &self.link.local_addr)
-            .field("peer_addr", &self.link.peer_addr)
-            .field("qp_num", &self.link.qp.number())
+            .field("local_addr", &self.link.link.local_addr)
+            .field("peer_addr", &self.link.link.peer_addr)
+            .field("qp_num", &self.link.link.qp.number())
             .finish_non_exhaustive()
     }
 }
@@ -241,8 +274,8 @@ impl ConnReq<Outgoing> {
     /// [`ConnectError`]; the request is consumed.
     pub fn connect(self, private_data: &[u8]) -> Result<PendingConn, ConnectError> {
         private_data::check("connect", private_data, MAX_CONNECT_BYTES)?;
-        self.link.id().connect(param(private_data)).map_err(ConnectError::Provider)?;
-        Ok(PendingConn::new(self.link))
+        self.link.link.id().connect(param(private_data)).map_err(ConnectError::Provider)?;
+        Ok(PendingConn::new(self.link.connected()))
     }
 }
 
@@ -255,36 +288,88 @@ struct Attempt {
     channel: Arc<EventChannel>,
     /// The addresses that are still to be tried, the next one last.
     addrs: Vec<SocketAddr>,
+    /// For all of them.
     deadline: Instant,
 }
 
 impl Attempt {
     /// Starts resolving `addr`; goes on to the next one if that fails at once.
     fn to(self, addr: SocketAddr) -> Result<Resolving, ConnReqError> {
-        let started = CmId::create(&self.channel).map_err(ConnReqError::Provider).and_then(|id| {
-            id.resolve_addr(addr, self.left()).map_err(|source| ConnReqError::Address { addr, source })?;
-            Ok(id)
-        });
-        match started {
-            Ok(id) => Ok(Resolving { attempt: self, addr, id }),
+        // What is left is shared with the addresses after it: one that is silent does not keep them from being tried.
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let others = u32::try_from(self.addrs.len()).unwrap_or(u32::MAX);
+        let share = left / others.saturating_add(1);
+        match self.resolve(addr, share) {
+            Ok(id) => Ok(Resolving { deadline: Instant::now() + share, attempt: self, addr, id }),
             Err(e) => self.next_after(e),
         }
+    }
+
+    fn resolve(&self, addr: SocketAddr, timeout: Duration) -> Result<CmId, ConnReqError> {
+        if lacks_scope(addr) {
+            return Err(ConnReqError::NoScope { addr });
+        }
+        let id = CmId::create(&self.channel).map_err(ConnReqError::Provider)?;
+        id.resolve_addr(addr, timeout).map_err(|source| self.address_error(addr, source))?;
+        Ok(id)
     }
 
     /// Tries the next address; `error` is why the last one failed, and the answer if it was the last of all.
     fn next_after(mut self, error: ConnReqError) -> Result<Resolving, ConnReqError> {
         match self.addrs.pop() {
-            Some(next) if Instant::now() < self.deadline => {
+            Some(next) => {
                 log::debug!("trying {next} next: {error}");
                 self.to(next)
             }
-            _ => Err(error),
+            None => Err(error),
         }
     }
 
-    fn left(&self) -> Duration {
-        self.deadline.saturating_duration_since(Instant::now())
+    fn timed_out(&self, addr: SocketAddr) -> ConnReqError {
+        ConnReqError::TimedOut { addr, timeout: self.cfg.get_timeout() }
     }
+
+    fn address_error(&self, addr: SocketAddr, source: io::Error) -> ConnReqError {
+        match Errno::from_io_error(&source) {
+            Some(Errno::TIMEDOUT) => self.timed_out(addr),
+            Some(Errno::NODEV) => ConnReqError::NotOnDevice { addr, source },
+            _ => ConnReqError::Address { addr, source },
+        }
+    }
+
+    fn route_error(&self, addr: SocketAddr, source: io::Error) -> ConnReqError {
+        match Errno::from_io_error(&source) {
+            Some(Errno::TIMEDOUT) => self.timed_out(addr),
+            // The address resolves on every machine, and leads to no device: a loopback address.
+            Some(Errno::NODEV) => ConnReqError::NotOnDevice { addr, source },
+            _ => ConnReqError::Route { addr, source },
+        }
+    }
+
+    /// Goes on with `id` as the event tells; it is gone if that fails.
+    fn handle(&self, id: CmId, event: &CmEvent, addr: SocketAddr, left: Duration) -> Result<Handled, ConnReqError> {
+        match event.kind {
+            // A route within no time is EINVAL to the kernel.
+            CmEventKind::AddrResolved if left.is_zero() => Err(self.timed_out(addr)),
+            CmEventKind::AddrResolved => {
+                id.resolve_route(left).map_err(|source| self.route_error(addr, source))?;
+                Ok(Handled::Resolving(id))
+            }
+            CmEventKind::RouteResolved => Ok(Handled::Built(Link::build(&self.peer, &Arc::new(id), &self.cfg)?)),
+            CmEventKind::AddrError | CmEventKind::DeviceRemoval => Err(self.address_error(addr, event.error())),
+            CmEventKind::RouteError => Err(self.route_error(addr, event.error())),
+            other => {
+                log::debug!("{other:?} while resolving {addr}: ignored");
+                Ok(Handled::Resolving(id))
+            }
+        }
+    }
+}
+
+/// What an event brought.
+enum Handled {
+    Resolving(CmId),
+    Built(Arc<Link>),
 }
 
 /// An outgoing request whose address and route are being resolved. Wait until its descriptor is readable or [`deadline`](Self::deadline)
@@ -293,6 +378,8 @@ impl Attempt {
 pub struct Resolving {
     attempt: Attempt,
     addr: SocketAddr,
+    /// For this address.
+    deadline: Instant,
     id: CmId,
 }
 
@@ -315,61 +402,34 @@ impl Resolving {
     pub fn advance(self) -> Result<Step, ConnReqError> {
         let mut this = self;
         loop {
-            let Some(event) = this.attempt.channel.get_event().map_err(ConnReqError::Provider)? else {
-                if Instant::now() < this.attempt.deadline {
-                    return Ok(Step::Resolving(this));
-                }
-                return Err(ConnReqError::TimedOut { addr: this.addr, timeout: this.attempt.cfg.get_timeout() });
-            };
-            let Self { attempt, addr, id } = this;
-            match id_event(&event, addr) {
-                Ok(Resolved::Address) => match id.resolve_route(attempt.left()) {
-                    Ok(()) => this = Self { attempt, addr, id },
-                    Err(source) => {
-                        drop(id);
-                        this = attempt.next_after(ConnReqError::Route { addr, source })?;
-                    }
-                },
-                Ok(Resolved::Route) => match Link::build(&attempt.peer, &Arc::new(id), &attempt.cfg) {
-                    Ok(link) => return Ok(Step::Ready(ConnReq { direction: Outgoing { _private: () }, link })),
-                    // Another address of the host may lead through the peer's device.
-                    Err(e @ BuildError::OtherDevice { .. }) => this = attempt.next_after(e.into())?,
-                    Err(e) => return Err(e.into()),
-                },
-                Ok(Resolved::Nothing) => this = Self { attempt, addr, id },
-                Err(e) => {
+            let event = this.attempt.channel.get_event().map_err(ConnReqError::Provider)?;
+            let left = this.deadline.saturating_duration_since(Instant::now());
+            let Self { attempt, addr, deadline, id } = this;
+            let result = match event {
+                Some(event) => attempt.handle(id, &event, addr, left),
+                None if left.is_zero() => {
                     drop(id);
-                    this = attempt.next_after(e)?;
+                    Err(attempt.timed_out(addr))
                 }
-            }
+                None => return Ok(Step::Resolving(Self { attempt, addr, deadline, id })),
+            };
+            this = match result {
+                Ok(Handled::Resolving(id)) => Self { attempt, addr, deadline, id },
+                Ok(Handled::Built(link)) => {
+                    return Ok(Step::Ready(ConnReq { direction: Outgoing { _private: () }, link: EndOnDrop::new(link) }));
+                }
+                // Nothing can make queues on the peer's device then, but another address of the host may lead through it.
+                Err(ConnReqError::Build(e)) if !matches!(e, BuildError::OtherDevice { .. }) => return Err(e.into()),
+                // The identifier is gone, and its events with it: the next address has the channel to itself.
+                Err(e) => attempt.next_after(e)?,
+            };
         }
     }
 
-    /// When the time for resolving is over.
+    /// When to call [`advance`](Self::advance) at the latest: the time for the address that is being tried is over then.
     #[must_use]
     pub fn deadline(&self) -> Instant {
-        self.attempt.deadline
-    }
-}
-
-enum Resolved {
-    Address,
-    Route,
-    Nothing,
-}
-
-fn id_event(event: &CmEvent, addr: SocketAddr) -> Result<Resolved, ConnReqError> {
-    // The status is a negative errno here.
-    let source = || io::Error::from_raw_os_error(event.status.saturating_neg());
-    match event.kind {
-        CmEventKind::AddrResolved => Ok(Resolved::Address),
-        CmEventKind::RouteResolved => Ok(Resolved::Route),
-        CmEventKind::AddrError | CmEventKind::DeviceRemoval => Err(ConnReqError::Address { addr, source: source() }),
-        CmEventKind::RouteError => Err(ConnReqError::Route { addr, source: source() }),
-        other => {
-            log::debug!("{other:?} while resolving {addr}: ignored");
-            Ok(Resolved::Nothing)
-        }
+        self.deadline
     }
 }
 
@@ -381,7 +441,7 @@ impl AsFd for Resolving {
 
 impl fmt::Debug for Resolving {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resolving").field("addr", &self.addr).field("deadline", &self.attempt.deadline).finish_non_exhaustive()
+        f.debug_struct("Resolving").field("addr", &self.addr).field("deadline", &self.deadline).finish_non_exhaustive()
     }
 }
 
@@ -458,7 +518,7 @@ impl IncomingRequest {
     pub fn prepare(self, cfg: &ConnCfg) -> Result<ConnReq<Incoming>, BuildError> {
         let link = Link::build(&self.peer, &self.id, cfg)?;
         let _only_here = link.private_data.set(self.private_data);
-        Ok(ConnReq { direction: Incoming { reject: self.reject }, link })
+        Ok(ConnReq { direction: Incoming { reject: self.reject }, link: EndOnDrop::new(link) })
     }
 
     /// Rejects the request. At most 148 bytes of private data go with it.
@@ -488,7 +548,7 @@ impl ConnReq<Incoming> {
     /// What the peer sent with its request: `rpma_conn_req_get_private_data(3)`. 56 bytes over RoCE and InfiniBand, whatever it sent.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
-        self.link.private_data()
+        self.link.link.private_data()
     }
 
     /// Accepts the request: `rpma_conn_req_connect(3)`. At most 196 bytes of private data go with it. Work can be posted once the
@@ -499,9 +559,9 @@ impl ConnReq<Incoming> {
     /// [`ConnectError`]; the request is consumed, and the peer rejected.
     pub fn connect(self, private_data: &[u8]) -> Result<PendingConn, ConnectError> {
         private_data::check("accept", private_data, MAX_ACCEPT_BYTES)?;
-        self.link.id().accept(param(private_data)).map_err(ConnectError::Provider)?;
+        self.link.link.id().accept(param(private_data)).map_err(ConnectError::Provider)?;
         self.direction.reject.defuse();
-        Ok(PendingConn::new(self.link))
+        Ok(PendingConn::new(self.link.connected()))
     }
 
     /// Rejects the request. At most 148 bytes of private data go with it.
@@ -510,6 +570,6 @@ impl ConnReq<Incoming> {
     ///
     /// [`ConnectError`]; the request is consumed, and rejected without private data.
     pub fn reject(self, private_data: &[u8]) -> Result<(), ConnectError> {
-        reject(self.link.id(), self.direction.reject, private_data)
+        reject(self.link.link.id(), self.direction.reject, private_data)
     }
 }

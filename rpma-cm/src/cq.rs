@@ -10,7 +10,9 @@ use rpma_mr::sys::bindings::{
     IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_SUCCESS, IBV_WC_WITH_IMM, IBV_WC_WR_FLUSH_ERR, ibv_wc, ibv_wc_status,
 };
 
+use crate::ledger::Entry;
 use crate::link::{Link, lock};
+use crate::post::{Sent, Signal};
 use crate::wait::{Flag, Wait, until_readable};
 
 /// The operation that a completion belongs to, as it was posted. Known for failed ones too, since we keep it; the completion's own
@@ -171,9 +173,12 @@ pub enum CqError {
     /// The connection was closed from another thread.
     #[error("the connection was closed while waiting for its completions")]
     Closed,
-    /// The provider refused.
+    /// The provider refused, or reported what cannot be.
     #[error("the provider gives no completions")]
     Provider(#[source] io::Error),
+    /// The wait itself failed.
+    #[error("the completion queue cannot be waited for")]
+    Wait(#[source] io::Error),
     /// The provider completed something that was not outstanding.
     #[error("the provider completed request {wr_id:#x}, which is not outstanding: a fault of the provider")]
     #[expect(missing_docs, reason = "the message explains its fields")]
@@ -185,11 +190,22 @@ impl CqError {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::NoCompletion | Self::Drained | Self::Closed => ErrorCode::NoCompletion,
+            // "Any failure of the wait": `rpma_cq_wait(3)`.
+            Self::NoCompletion | Self::Drained | Self::Closed | Self::Wait(_) => ErrorCode::NoCompletion,
+            // More completions than were asked for.
+            Self::Provider(e) if e.kind() == io::ErrorKind::InvalidData => ErrorCode::Unknown,
             Self::Provider(_) => ErrorCode::Provider,
             Self::Stray { .. } => ErrorCode::Unknown,
         }
     }
+}
+
+/// What the provider's completion turned out to be.
+enum Retired {
+    Completion(Completion),
+    /// Nobody's: it was wanted by us alone, and only freed slots.
+    Silent,
+    Stray,
 }
 
 /// In our `wr_id`s: set for receives. The status of a failed completion is all that it tells, so the request's number must say which
@@ -259,7 +275,10 @@ impl CompletionQueue {
         let look = || match self.poll()? {
             Some(completion) => Ok(Some(completion)),
             None if link.is_closed() => Err(CqError::Closed),
-            None if link.is_over() && link.outstanding() == 0 => Err(CqError::Drained),
+            None if link.is_over() => {
+                link.settle().map_err(CqError::Provider)?;
+                if link.outstanding() == 0 { Err(CqError::Drained) } else { Ok(None) }
+            }
             None => Ok(None),
         };
         loop {
@@ -271,18 +290,18 @@ impl CompletionQueue {
                 return Err(CqError::NoCompletion);
             }
             // A completion from before the arming raises no event: look once more after it.
-            link.cq.request_notify().map_err(CqError::Provider)?;
+            link.cq.request_notify().map_err(CqError::Wait)?;
             if let Some(completion) = look()? {
                 return Ok(completion);
             }
             let Some(_lead) = link.waiters.lead_or_follow(seen, wait) else { continue };
             let fds = [link.cq.as_fd(), link.channel.as_fd(), link.waiters.wake.as_fd()];
-            if !until_readable(&fds, wait).map_err(CqError::Provider)? {
+            if !until_readable(&fds, wait).map_err(CqError::Wait)? {
                 return Err(CqError::NoCompletion);
             }
             link.waiters.wake.clear();
-            link.cq.take_events().map_err(CqError::Provider)?;
-            link.pump().map_err(CqError::Provider)?;
+            link.cq.take_events().map_err(CqError::Wait)?;
+            link.pump().map_err(CqError::Wait)?;
         }
     }
 
@@ -318,33 +337,55 @@ impl fmt::Debug for CompletionQueue {
 
 impl Link {
     fn poll(&self, room: &mut [ibv_wc], mut take: impl FnMut(Completion)) -> Result<usize, CqError> {
+        self.qp.check_process().map_err(CqError::Provider)?;
         // One thread at a time from the provider's queue to the ledger: the ledger retires in order.
         let _polling = lock(&self.waiters.polling);
-        let taken = self.cq.poll(room).map_err(CqError::Provider)?;
-        let mut stray = None;
-        for wc in &room[..taken] {
-            match self.retire(wc) {
-                Some(completion) => take(completion),
-                None => stray = Some(wc.wr_id),
+        let mut given = 0;
+        loop {
+            let wanted = room.len() - given;
+            let taken = self.cq.poll(&mut room[..wanted]).map_err(CqError::Provider)?;
+            let mut stray = None;
+            let mut silent = 0;
+            for wc in &room[..taken] {
+                match self.retire(wc) {
+                    Retired::Completion(completion) => take(completion),
+                    Retired::Silent => silent += 1,
+                    Retired::Stray => stray = Some(wc.wr_id),
+                }
+            }
+            if let Some(wr_id) = stray {
+                return Err(CqError::Stray { wr_id });
+            }
+            given += taken - silent;
+            // A silent one took the place of one that may be behind it.
+            if silent == 0 || taken < wanted {
+                return Ok(given);
             }
         }
-        stray.map_or(Ok(taken), |wr_id| Err(CqError::Stray { wr_id }))
     }
 
-    fn retire(&self, wc: &ibv_wc) -> Option<Completion> {
+    fn retire(&self, wc: &ibv_wc) -> Retired {
+        let succeeded = wc.status == IBV_WC_SUCCESS;
         let (operation, context) = if wc.wr_id & RECV == 0 {
-            let entry = lock(&self.sent).retire(wc.wr_id)?;
-            (entry.op, entry.context)
+            match lock(&self.sent).retire(wc.wr_id) {
+                Some(Entry { op: Sent::EndMarker, .. }) => return Retired::Silent,
+                Some(Entry { op: Sent::Operation(_, Signal::OnError), .. }) if succeeded => return Retired::Silent,
+                Some(Entry { op: Sent::Operation(operation, _), context }) => (operation, context),
+                None => return Retired::Stray,
+            }
         } else {
-            (Operation::Recv, lock(&self.received).retire(wc.wr_id & !RECV)?.context)
+            match lock(&self.received).retire(wc.wr_id & !RECV) {
+                Some(entry) => (Operation::Recv, entry.context),
+                None => return Retired::Stray,
+            }
         };
-        let result = if wc.status == IBV_WC_SUCCESS {
+        let result = if succeeded {
             Ok(if operation == Operation::Recv { Outcome::Received(received(wc)) } else { Outcome::Done })
         } else {
             let (status, vendor_err) = (wc.status, wc.vendor_err);
             Err(CompletionError { operation, context, status, text: self.cq.status_text(status), vendor_err })
         };
-        Some(Completion { operation, context, qp_num: wc.qp_num, result })
+        Retired::Completion(Completion { operation, context, qp_num: wc.qp_num, result })
     }
 
     pub(crate) fn outstanding(&self) -> usize {

@@ -3,18 +3,19 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rpma_mr::ErrorCode;
-use rpma_mr::sys::owned::{CmEventKind, CmId, EventChannel};
+use rpma_mr::sys::owned::{CmEventKind, CmId, EventChannel, lacks_scope};
+use rustix::io::Errno;
 
 use crate::conn_cfg::ConnCfg;
 use crate::conn_req::{ConnReq, Incoming, IncomingRequest};
 use crate::link::BuildError;
 use crate::peer::Peer;
-use crate::wait::{Flag, Wait, until_readable};
+use crate::wait::{Flag, Wait, any_of, until_readable};
 
 /// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -28,10 +29,25 @@ pub enum ListenError {
     #[error("the host name to listen on has no address")]
     NoAddress,
     /// No event channel, identifier or descriptor.
-    #[error("the connection manager gives no identifier")]
+    #[error("no event channel or descriptor for listening: look at `ulimit -n`")]
     Provider(#[source] io::Error),
-    /// The address is not on this machine, on no RDMA device, or taken.
-    #[error("cannot bind to {addr}: is it an address of an RDMA device of this machine, and the port free?")]
+    /// A link-local address without its interface.
+    #[error("{addr} is valid on one link only: say on which interface it is, as in [fe80::1%eth0]:7204")]
+    NoScope { addr: SocketAddr },
+    /// The port is taken (EADDRINUSE).
+    #[error("port {} is taken: choose another one, or 0 for any", .addr.port())]
+    InUse { addr: SocketAddr, source: io::Error },
+    /// The address is none of this machine's (EADDRNOTAVAIL).
+    #[error("{addr} is no address of this machine: `ip addr` lists those that are")]
+    NotLocal { addr: SocketAddr, source: io::Error },
+    /// The address is on no RDMA device: a loopback address, for one.
+    #[error("{addr} is on no RDMA device: use the address of an interface that `rdma link show` lists")]
+    NotOnDevice { addr: SocketAddr, source: Option<io::Error> },
+    /// The process may not bind to the port (EACCES).
+    #[error("not permitted to bind to {addr}: ports below 1024 take CAP_NET_BIND_SERVICE")]
+    NotPermitted { addr: SocketAddr, source: io::Error },
+    /// The connection manager refuses for another reason.
+    #[error("cannot bind to {addr}")]
     Bind { addr: SocketAddr, source: io::Error },
     /// The address belongs to another device than the peer's.
     #[error("{addr} is on another RDMA device than the peer's ({peer_device})")]
@@ -45,7 +61,20 @@ impl ListenError {
     /// The code that librpma gives for this: `rpma_ep_listen(3)`.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
-        ErrorCode::Provider
+        match self {
+            Self::NoScope { .. } => ErrorCode::InvalidArgument,
+            _ => ErrorCode::Provider,
+        }
+    }
+
+    fn of_bind(addr: SocketAddr, source: io::Error) -> Self {
+        match Errno::from_io_error(&source) {
+            Some(Errno::ADDRINUSE) => Self::InUse { addr, source },
+            Some(Errno::ADDRNOTAVAIL) => Self::NotLocal { addr, source },
+            Some(Errno::NODEV) => Self::NotOnDevice { addr, source: Some(source) },
+            Some(Errno::ACCESS | Errno::PERM) => Self::NotPermitted { addr, source },
+            _ => Self::Bind { addr, source },
+        }
     }
 }
 
@@ -98,8 +127,12 @@ pub struct Endpoint {
     _id: CmId,
     channel: Arc<EventChannel>,
     local_addr: Option<SocketAddr>,
-    closing: Flag,
+    /// Set when there is nothing to wait for any more.
+    over: Flag,
+    /// Readable while there is a request, and for ever once it is over.
+    readable: OwnedFd,
     closed: AtomicBool,
+    removed: AtomicBool,
 }
 
 impl Endpoint {
@@ -115,15 +148,17 @@ impl Endpoint {
         for addr in addr.to_socket_addrs().map_err(ListenError::Lookup)? {
             match listen_on(peer, &channel, addr) {
                 Ok(id) => {
-                    let local_addr = id.local_addr();
-                    let closing = Flag::new().map_err(ListenError::Provider)?;
+                    let over = Flag::new().map_err(ListenError::Provider)?;
+                    let readable = any_of(&[channel.as_fd(), over.as_fd()]).map_err(ListenError::Provider)?;
                     return Ok(Self {
                         peer: peer.clone(),
+                        local_addr: id.local_addr(),
                         _id: id,
                         channel,
-                        local_addr,
-                        closing,
+                        over,
+                        readable,
                         closed: AtomicBool::new(false),
+                        removed: AtomicBool::new(false),
                     });
                 }
                 Err(e) => failed = e,
@@ -143,8 +178,11 @@ impl Endpoint {
             if self.closed.load(Ordering::SeqCst) {
                 return Err(RequestError::Closed);
             }
+            if self.removed.load(Ordering::SeqCst) {
+                return Err(RequestError::DeviceRemoved);
+            }
             let Some(event) = self.channel.get_event().map_err(RequestError::Provider)? else {
-                if !until_readable(&[self.channel.as_fd(), self.closing.as_fd()], wait).map_err(RequestError::Provider)? {
+                if !until_readable(&[self.readable.as_fd()], wait).map_err(RequestError::Provider)? {
                     return Err(RequestError::NoRequest);
                 }
                 continue;
@@ -153,7 +191,12 @@ impl Endpoint {
                 (CmEventKind::ConnectRequest, Some(id)) => {
                     IncomingRequest::adopt(&self.peer, id, event.private_data).map_err(RequestError::Adopt)
                 }
-                (CmEventKind::DeviceRemoval, _) => Err(RequestError::DeviceRemoved),
+                (CmEventKind::DeviceRemoval, _) => {
+                    // For every thread that waits here, now and later.
+                    self.removed.store(true, Ordering::SeqCst);
+                    self.over.set();
+                    Err(RequestError::DeviceRemoved)
+                }
                 (kind, _) => {
                     log::error!(
                         "endpoint {:?}: {kind:?}, status {}, where a request was expected",
@@ -184,16 +227,22 @@ impl Endpoint {
     /// Wakes every thread that waits for a request, now and from now on. The endpoint stops listening when it is dropped.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        self.closing.set();
+        self.over.set();
     }
 }
 
 fn listen_on(peer: &Peer, channel: &Arc<EventChannel>, addr: SocketAddr) -> Result<CmId, ListenError> {
+    if lacks_scope(addr) {
+        return Err(ListenError::NoScope { addr });
+    }
     let id = CmId::create(channel).map_err(ListenError::Provider)?;
-    id.bind(addr).map_err(|source| ListenError::Bind { addr, source })?;
+    id.bind(addr).map_err(|source| ListenError::of_bind(addr, source))?;
     let device = peer.device();
     // A wildcard address is on no device: each request says by which it came.
     if !addr.ip().is_unspecified() && !id.is_on(device.context()) {
+        if !id.has_device() {
+            return Err(ListenError::NotOnDevice { addr, source: None });
+        }
         return Err(ListenError::OtherDevice { addr, peer_device: device.name().to_owned() });
     }
     id.listen(PROVIDER_S_BACKLOG).map_err(|source| ListenError::Listen { addr, source })?;
@@ -204,9 +253,9 @@ fn listen_on(peer: &Peer, channel: &Arc<EventChannel>, addr: SocketAddr) -> Resu
 const PROVIDER_S_BACKLOG: i32 = 0;
 
 impl AsFd for Endpoint {
-    /// Readable when there is a request: `rpma_ep_get_fd(3)`.
+    /// Readable while there is a request, and once the endpoint is closed: `rpma_ep_get_fd(3)`.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.channel.as_fd()
+        self.readable.as_fd()
     }
 }
 

@@ -57,6 +57,11 @@ impl<Op: Copy> Ledger<Op> {
         entry
     }
 
+    /// The newest request that is posted and not yet retired.
+    pub(crate) fn newest(&self) -> Option<&Entry<Op>> {
+        self.entries.back()
+    }
+
     /// Requests that are posted and not yet retired.
     pub(crate) fn outstanding(&self) -> usize {
         self.entries.len()

@@ -34,7 +34,7 @@ pub use endpoint::{Endpoint, ListenError, RequestError};
 pub use event::{ConnEvent, EventError, Rejection};
 pub use link::BuildError;
 pub use peer::{Peer, PeerError};
-pub use post::{FlushPath, PostError, Signal};
+pub use post::{OpPath, PostError, Signal};
 pub use private_data::{MAX_ACCEPT_BYTES, MAX_CONNECT_BYTES, MAX_REJECT_BYTES, PrivateDataTooLong};
 pub use rpma_mr as mr;
 pub use rpma_mr::sys::owned::QpCap;

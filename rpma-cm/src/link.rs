@@ -12,10 +12,11 @@ use rpma_mr::PeerCfg;
 use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, Cq, EventChannel, Qp, QpCap, QpRequest};
 
 use crate::conn_cfg::{ConnCfg, OpMode};
-use crate::cq::{Operation, Waiters};
+use crate::cq::Waiters;
 use crate::event::{ConnEvent, EventError, Queued, ends_the_connection};
 use crate::ledger::Ledger;
 use crate::peer::Peer;
+use crate::post::Sent;
 use crate::wait::{Flag, Wait, any_of, until_readable};
 
 /// Why the queues of a connection could not be made.
@@ -71,12 +72,15 @@ impl NativeChoice {
 pub(crate) struct Link {
     pub(crate) qp: Qp,
     pub(crate) cq: Arc<Cq>,
-    pub(crate) sent: Mutex<Ledger<Operation>>,
+    pub(crate) sent: Mutex<Ledger<Sent>>,
     pub(crate) received: Mutex<Ledger<()>>,
+    /// Requests that can be posted to the send queue and not yet polled.
+    pub(crate) sq_size: u32,
     pub(crate) waiters: Waiters,
     pub(crate) flush: NativeChoice,
     pub(crate) atomic_write: NativeChoice,
     pub(crate) flush_told: AtomicBool,
+    pub(crate) atomic_write_told: AtomicBool,
     pub(crate) remote_cfg: Mutex<Option<PeerCfg>>,
     pub(crate) max_message_bytes: u32,
     pub(crate) private_data: OnceLock<Vec<u8>>,
@@ -87,8 +91,14 @@ pub(crate) struct Link {
     queued: Flag,
     /// Readable while there is an event to read, here or in the channel: what users wait for.
     readable: OwnedFd,
-    /// Nothing can be transferred any more: the peer or its device is gone, or we disconnected.
+    /// Nothing can be transferred any more: the peer or its device is gone, or we disconnected, or it was never connected.
     over: AtomicBool,
+    /// An event said so.
+    ended_by_event: AtomicBool,
+    /// The queue pair is in the error state, so that what is posted completes.
+    settled: AtomicBool,
+    /// We are disconnecting, or have.
+    disconnecting: AtomicBool,
     closed: AtomicBool,
     pub(crate) channel: Arc<EventChannel>,
     pub(crate) peer: Peer,
@@ -115,9 +125,11 @@ impl Link {
             flush: NativeChoice { mode: cfg.get_flush_mode(), available: qp.has_flush() },
             atomic_write: NativeChoice { mode: cfg.get_atomic_write_mode(), available: qp.has_atomic_write() },
             flush_told: AtomicBool::new(false),
+            atomic_write_told: AtomicBool::new(false),
             qp,
             cq,
             sent: Mutex::new(Ledger::new(cfg.get_sq_size())),
+            sq_size: cfg.get_sq_size(),
             received: Mutex::new(Ledger::new(cfg.get_rq_size())),
             waiters: Waiters::new().map_err(BuildError::Descriptors)?,
             remote_cfg: Mutex::new(None),
@@ -129,6 +141,9 @@ impl Link {
             queued,
             readable,
             over: AtomicBool::new(false),
+            ended_by_event: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
+            disconnecting: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             channel,
             peer: peer.clone(),
@@ -147,23 +162,55 @@ impl Link {
     }
 
     fn act_on(&self, event: &CmEvent) {
-        log::debug!("connection {}: {:?}, status {}", self.qp.number(), event.kind, event.status);
-        if event.kind == CmEventKind::Established && !event.private_data.is_empty() {
-            // The active side learns the server's data here; the passive side's own copy is older and stays.
-            let _kept_since_the_request = self.private_data.set(event.private_data.clone());
+        let number = self.qp.number();
+        log::debug!("connection {number}: {:?}, status {}", event.kind, event.status);
+        if event.kind == CmEventKind::Established {
+            // The active side learns the server's data and depths here; the passive side's own copy is older and stays.
+            if !event.private_data.is_empty()
+                && self.private_data.set(event.private_data.clone()).is_ok()
+                && event.initiator_depth == 0
+            {
+                log::warn!("connection {number}: the peer takes no READ, so reads and emulated flushes will fail");
+            }
+            // We disconnected when there was nothing to end yet, and the connection manager told nobody: the peer would go on alone.
+            if self.disconnecting.load(Ordering::SeqCst)
+                && let Err(e) = self.id().disconnect()
+            {
+                log::warn!("connection {number}: established after it was disconnected, and cannot be disconnected again: {e}");
+            }
         }
         if ends_the_connection(event.kind) {
-            if let Err(e) = self.qp.move_to_error() {
-                log::warn!("connection {}: its queue pair cannot be moved to the error state: {e}", self.qp.number());
-            }
+            self.ended_by_event.store(true, Ordering::SeqCst);
             self.end();
         }
     }
 
-    /// Nothing can be transferred any more: waiters for completions look again.
-    fn end(&self) {
+    /// Nothing can be transferred any more: what is posted completes with errors, and waiters for completions look again.
+    pub(crate) fn end(&self) {
         self.over.store(true, Ordering::SeqCst);
+        if let Err(e) = self.settle() {
+            // Whoever waits for completions tries again, and is told.
+            log::warn!("connection {}: its queue pair cannot be moved to the error state: {e}", self.qp.number());
+        }
         self.waiters.wake();
+    }
+
+    /// After the end: makes sure that everything posted completes.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        if !self.settled.load(Ordering::SeqCst) {
+            self.qp.move_to_error()?;
+            self.settled.store(true, Ordering::SeqCst);
+        }
+        self.mark_end();
+        Ok(())
+    }
+
+    /// For a receive that was posted after the end: soft-RoCE looks at its receive queue only when something arrives or the queue pair's
+    /// state is set, so it is set once more.
+    pub(crate) fn flush_posted(&self) {
+        if let Err(e) = self.qp.move_to_error() {
+            log::warn!("connection {}: a receive posted after the end may not complete: {e}", self.qp.number());
+        }
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -176,22 +223,22 @@ impl Link {
 
     pub(crate) fn next_event(&self, wait: Wait) -> Result<ConnEvent, EventError> {
         loop {
-            if self.is_closed() {
-                return Err(EventError::Closed);
-            }
             self.pump().map_err(EventError::Provider)?;
             {
                 let mut events = lock(&self.events);
                 if let Some(event) = events.pop_front() {
                     if events.is_empty() {
                         self.queued.clear();
-                    }
-                    // `close` may have set it between the check above and `clear`.
-                    if self.is_closed() {
-                        self.queued.set();
+                        // `close` has set it for ever, perhaps just before it was cleared.
+                        if self.is_closed() {
+                            self.queued.set();
+                        }
                     }
                     return event.into_result();
                 }
+            }
+            if self.is_closed() {
+                return Err(EventError::Closed);
             }
             if !until_readable(&[self.readable.as_fd()], wait).map_err(EventError::Provider)? {
                 return Err(EventError::NoEvent);
@@ -200,16 +247,22 @@ impl Link {
     }
 
     pub(crate) fn disconnect(&self) -> io::Result<()> {
-        let was_over = self.is_over();
-        let result = self.id().disconnect();
-        self.end();
-        match result {
+        // Before the call: a thread that reads ESTABLISHED meanwhile disconnects once more.
+        self.disconnecting.store(true, Ordering::SeqCst);
+        match self.id().disconnect() {
+            Ok(()) => {
+                self.end();
+                Ok(())
+            }
             // The other side, or the connection manager's time-out, was faster: there is nothing left to disconnect.
-            Err(e) if was_over => {
+            Err(e) if self.ended_by_event.load(Ordering::SeqCst) => {
                 log::debug!("connection {}: disconnecting after its end: {e}", self.qp.number());
                 Ok(())
             }
-            other => other,
+            Err(e) => {
+                self.disconnecting.store(false, Ordering::SeqCst);
+                Err(e)
+            }
         }
     }
 
@@ -256,7 +309,7 @@ fn build_qp(peer: &Peer, id: &Arc<CmId>, cq: &Arc<Cq>, cfg: &ConnCfg) -> Result<
         log::debug!("no queue pair with native operations, trying without: {e}");
         Qp::create(id, pd, cq, cq, plain)
     });
-    let qp = made.map_err(|source| BuildError::Qp { sq_size: cap.send_wr, rq_size: cap.recv_wr, source })?;
+    let qp = made.map_err(|source| BuildError::Qp { sq_size: cfg.get_sq_size(), rq_size: cfg.get_rq_size(), source })?;
     let lacking = if cfg.get_flush_mode() == OpMode::Native && !qp.has_flush() {
         Some("flush")
     } else if cfg.get_atomic_write_mode() == OpMode::Native && !qp.has_atomic_write() {

@@ -20,17 +20,26 @@ pub enum Signal {
     Always,
     /// On failure only: `RPMA_F_COMPLETION_ON_ERROR`.
     ///
-    /// The slot in the send queue is free again when a later operation with [`Always`](Self::Always) has completed and was polled, so
-    /// at least one in every [`sq_size`](crate::ConnCfg::sq_size) operations must have it.
+    /// The slot in the send queue is free again when a later operation has completed and the queue was polled. Where a whole queue would
+    /// be without completions, the library asks for one itself and keeps it to itself, so polling always frees slots.
     OnError,
 }
 
-/// How a flush is made on a connection: [`Conn::flush_path`](crate::Conn::flush_path).
+/// What the send ledger knows of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FlushPath {
-    /// By the RDMA FLUSH operation.
+pub(crate) enum Sent {
+    Operation(Operation, Signal),
+    /// Posted by us behind the last operation: [`Link::mark_end`].
+    EndMarker,
+}
+
+/// How an operation that not every device has is made on a connection: [`Conn::flush_path`](crate::Conn::flush_path),
+/// [`Conn::atomic_write_path`](crate::Conn::atomic_write_path).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpPath {
+    /// By the operation of that name, RDMA FLUSH or ATOMIC WRITE.
     Native,
-    /// By an RDMA READ of 8 bytes behind the writes.
+    /// A flush by an RDMA READ of 8 bytes behind the writes, an atomic write by an inline RDMA WRITE of 8 bytes.
     Emulated,
 }
 
@@ -151,8 +160,11 @@ impl Link {
         }
         needs_remote(operation, dst, Usage::WRITE_DST)?;
         let (remote_addr, rkey) = (dst.addr(), dst.rkey());
-        let peer_has = lock(&self.remote_cfg).and_then(|cfg| cfg.native_ops()).map(|native| native.atomic_write);
-        if self.atomic_write.is_native(peer_has) {
+        let path = self.atomic_write_path();
+        if !self.atomic_write_told.swap(true, Ordering::Relaxed) {
+            log::info!("connection {}: atomic writes are {path:?}", self.qp.number());
+        }
+        if path == OpPath::Native {
             let post = |link: &Self, options| link.qp.post_atomic_write(remote_addr, rkey, value, options);
             return self.post(Request { operation, signal, context, fence: true, post: &post });
         }
@@ -181,7 +193,7 @@ impl Link {
         }
         let rkey = dst.rkey();
         match path {
-            FlushPath::Native => {
+            OpPath::Native => {
                 // A length over 32 bits cannot be told: then the whole region is flushed, which is more and never less.
                 let range = u32::try_from(dst.len_bytes()).ok().and_then(|len| usize::try_from(len).ok());
                 let placement = match flush_type {
@@ -194,7 +206,7 @@ impl Link {
                 };
                 self.post(Request { operation, signal, context, fence: false, post: &post })
             }
-            FlushPath::Emulated => {
+            OpPath::Emulated => {
                 let (remote_addr, length) = emulation_reads(dst);
                 let target = self.peer.flush_target().all();
                 let sge = ibv_sge { addr: target.addr(), length, lkey: target.lkey() };
@@ -205,16 +217,26 @@ impl Link {
         }
     }
 
-    pub(crate) fn flush_path(&self) -> FlushPath {
+    pub(crate) fn flush_path(&self) -> OpPath {
         let peer_has = lock(&self.remote_cfg).and_then(|cfg| cfg.native_ops()).map(|native| native.flush);
-        if self.flush.is_native(peer_has) { FlushPath::Native } else { FlushPath::Emulated }
+        if self.flush.is_native(peer_has) { OpPath::Native } else { OpPath::Emulated }
+    }
+
+    pub(crate) fn atomic_write_path(&self) -> OpPath {
+        let peer_has = lock(&self.remote_cfg).and_then(|cfg| cfg.native_ops()).map(|native| native.atomic_write);
+        if self.atomic_write.is_native(peer_has) { OpPath::Native } else { OpPath::Emulated }
     }
 
     pub(crate) fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
         let operation = Operation::Recv;
         let sge = self.local(operation, dst, Usage::RECV)?;
         let entry = Entry { op: (), context };
-        enter(&self.received, "receive", operation, entry, |number| self.qp.post_recv(sge.as_slice(), recv_wr_id(number)))
+        self.check_process(operation)?;
+        enter(&self.received, "receive", operation, entry, |number| self.qp.post_recv(sge.as_slice(), recv_wr_id(number)))?;
+        if self.is_over() {
+            self.flush_posted();
+        }
+        Ok(())
     }
 
     fn transfer(&self, operation: Operation, op: SendOp, sge: Sge, signal: Signal, context: u64) -> Result<(), PostError> {
@@ -224,9 +246,40 @@ impl Link {
 
     fn post(&self, request: Request<'_>) -> Result<(), PostError> {
         let Request { operation, signal, context, fence, post } = request;
-        enter(&self.sent, "send", operation, Entry { op: operation, context }, |wr_id| {
-            post(self, SendOptions { wr_id, signaled: signal == Signal::Always, fence })
+        let op = Sent::Operation(operation, signal);
+        self.check_process(operation)?;
+        let every = u64::from(self.sq_size);
+        enter(&self.sent, "send", operation, Entry { op, context }, |wr_id| {
+            // One number in every queue's length is signaled, whatever was asked for: a full queue always has something that completes.
+            let signaled = signal == Signal::Always || wr_id % every == every - 1;
+            post(self, SendOptions { wr_id, signaled, fence })
         })
+    }
+
+    /// In a forked child, a lock may be held for ever by a thread that only the parent has.
+    fn check_process(&self, operation: Operation) -> Result<(), PostError> {
+        self.qp.check_process().map_err(|source| PostError::Provider { operation, source })
+    }
+
+    /// For the end of a connection: makes sure that something completes behind the last request.
+    ///
+    /// Requests that wanted no completion and have succeeded have none, and only a later completion tells that they are done. So a
+    /// write of nothing is posted behind them: it is flushed, as all is after the end, and had the end not reached the queue pair it
+    /// would do no harm.
+    pub(crate) fn mark_end(&self) {
+        let mut sent = lock(&self.sent);
+        if !matches!(sent.newest(), Some(Entry { op: Sent::Operation(_, Signal::OnError), .. })) {
+            return;
+        }
+        let wr_id = sent.enter(Entry { op: Sent::EndMarker, context: 0 });
+        let options = SendOptions { wr_id, signaled: true, fence: false };
+        if let Err(e) = self.qp.post_send(SendOp::Write { remote_addr: 0, rkey: 0 }, &[], options) {
+            // The queue can be full until something is polled.
+            log::debug!("connection {}: nothing can be posted behind its last request: {}", self.qp.number(), e.source);
+            if e.taken == Taken::No {
+                sent.take_back();
+            }
+        }
     }
 
     /// Checks the local side of a transfer.

@@ -1,7 +1,6 @@
 //! RDMA devices, and how they are found.
 
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -177,14 +176,6 @@ impl Device {
     #[must_use]
     pub fn is_same_as(&self, other: &Self) -> bool {
         self.0.context.is_same_as(&other.0.context)
-    }
-}
-
-/// Whether an address needs a scope that it does not have: nobody can tell which interface it is on.
-pub(crate) fn lacks_scope(ip: IpAddr, scope_id: u32) -> bool {
-    match ip {
-        IpAddr::V4(_) => false,
-        IpAddr::V6(v6) => v6.is_unicast_link_local() && scope_id == 0,
     }
 }
 

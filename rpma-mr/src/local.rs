@@ -190,6 +190,10 @@ impl<M: RegionOwner> LocalMr<M> {
     }
 
     /// Whether pages are brought in when they are touched, and not pinned.
+    ///
+    /// Soft-RoCE of Linux 7.3, and by its source of every version with on-demand paging so far, places what arrives for such a region at
+    /// the start of the page, whatever the offset in it (`__rxe_odp_mr_copy`; measured). Only operations that begin on a page boundary
+    /// and fit one packet (1024 bytes, on ordinary Ethernet) come out right there.
     #[must_use]
     pub const fn is_on_demand(&self) -> bool {
         self.is_on_demand

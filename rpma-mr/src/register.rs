@@ -40,6 +40,12 @@ pub enum RegisterError {
          software provider"
     )]
     CannotPin { backing: Backing, len_bytes: usize, source: io::Error },
+    /// The kernel does not pin memory that is mapped for reading only (EFAULT): Linux before 6.2 pins for writing, whatever is asked.
+    #[error(
+        "{backing} of {len_bytes} bytes, mapped for reading only, cannot be registered: this kernel pins pages for writing only, as Linux \
+         before 6.2 does; map it for writing too, or copy it to anonymous memory"
+    )]
+    CannotPinReadOnly { backing: Backing, len_bytes: usize, source: io::Error },
     /// Out of memory (ENOMEM), which in most cases is the limit on locked memory.
     #[error(
         "no memory to register {len_bytes} bytes: pages are pinned, and RLIMIT_MEMLOCK allows {}; raise it (`ulimit -l`, \
@@ -70,7 +76,10 @@ impl RegisterError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::BadRange { .. } | Self::NoUsage | Self::ReadOnly { .. } | Self::Owner { .. } => ErrorCode::InvalidArgument,
-            Self::NeedsOnDemandPaging { .. } | Self::CannotPin { .. } | Self::NoMemory { .. } => ErrorCode::Provider,
+            Self::NeedsOnDemandPaging { .. }
+            | Self::CannotPin { .. }
+            | Self::CannotPinReadOnly { .. }
+            | Self::NoMemory { .. } => ErrorCode::Provider,
             Self::Provider { source, .. } => provider_code(source),
         }
     }
@@ -191,6 +200,7 @@ impl Request {
             Some(Errno::OPNOTSUPP) if !access.contains(Access::ON_DEMAND) => {
                 RegisterError::NeedsOnDemandPaging { backing, len_bytes, source }
             }
+            Some(Errno::FAULT) if !self.writable => RegisterError::CannotPinReadOnly { backing, len_bytes, source },
             // Whoever brings memory of their own may have mapped a file too.
             Some(Errno::FAULT)
                 if access.contains(Access::LOCAL_WRITE)
@@ -350,6 +360,16 @@ mod tests {
             let error = run(&Request { backing, ..request(usage) }, &[EFAULT]).0.unwrap_err();
             assert!(matches!(error, RegisterError::Provider { .. }), "{backing:?}: {error:?}");
         }
+    }
+
+    #[test]
+    fn memory_for_reading_only_that_cannot_be_pinned_names_the_kernel_as_the_cause() {
+        let request = Request { writable: false, backing: Backing::File, ..request(Usage::READ_SRC) };
+        let (refused, asked) = run(&request, &[EFAULT]);
+        let error = refused.unwrap_err();
+        assert!(matches!(error, RegisterError::CannotPinReadOnly { len_bytes: 4096, .. }), "{error:?}");
+        assert!(error.to_string().contains("before 6.2"), "{error}");
+        assert_eq!((error.code(), asked.len()), (ErrorCode::Provider, 1));
     }
 
     #[test]

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rpma_sys::ProviderRef;
-use rpma_sys::owned::{CmEventKind, CmId, Context, EventChannel};
+use rpma_sys::owned::{CmEventKind, CmId, Context, EventChannel, lacks_scope};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::device::lacks_scope;
 use crate::device_error::DeviceError;
 
 /// The connection manager ends its own wait at the time-out; ours ends this much later, for the case that it never does.
@@ -76,7 +75,7 @@ pub(crate) fn resolve(provider: &ProviderRef, addr: SocketAddr, timeout: Duratio
                 CmEventKind::AddrResolved => {
                     return Context::of_id(id).map_err(|_| DeviceError::NotOnDevice { ip, source: None });
                 }
-                CmEventKind::AddrError => return Err(DeviceError::of_resolve(ip, timeout, status_error(event.status))),
+                CmEventKind::AddrError => return Err(DeviceError::of_resolve(ip, timeout, event.error())),
                 other => {
                     return Err(broken(io::Error::other(format!("an event {other:?} came in place of the answer"))));
                 }
@@ -86,22 +85,12 @@ pub(crate) fn resolve(provider: &ProviderRef, addr: SocketAddr, timeout: Duratio
 }
 
 fn start(provider: &ProviderRef, addr: SocketAddr) -> Result<(Arc<EventChannel>, CmId), DeviceError> {
-    let scope_id = if let SocketAddr::V6(v6) = addr { v6.scope_id() } else { 0 };
-    if lacks_scope(addr.ip(), scope_id) {
+    if lacks_scope(addr) {
         return Err(DeviceError::NoScope { ip: addr.ip() });
     }
     let channel = EventChannel::create(provider).map_err(|e| DeviceError::of_start(provider, "open an event channel", e))?;
     let id = CmId::create(&channel).map_err(|e| DeviceError::of_start(provider, "make a connection identifier", e))?;
     Ok((channel, id))
-}
-
-/// The status of an event: 0, or an errno, negative on current kernels.
-fn status_error(status: i32) -> io::Error {
-    if status == 0 {
-        io::Error::other("the provider reported an error and gave no cause")
-    } else {
-        io::Error::from_raw_os_error(status.saturating_abs())
-    }
 }
 
 /// Waits until there is an event; `false` if the deadline came first.
@@ -264,12 +253,5 @@ mod tests {
         }
         // An empty list is no success either.
         assert!(matches!(Device::list(&Fake::new(&[]).provider()), Err(DeviceError::NoDevice { source: None })));
-    }
-
-    #[test]
-    fn zero_status_of_an_error_event_is_not_told_as_success() {
-        assert!(status_error(0).to_string().contains("no cause"));
-        assert_eq!(status_error(-110).raw_os_error(), Some(110));
-        assert_eq!(status_error(110).raw_os_error(), Some(110));
     }
 }

@@ -21,7 +21,7 @@
 //! let mut hello = region.descriptor().to_bytes().to_vec();
 //! hello.extend(&*peer.cfg().with_direct_write_to_pmem(true).to_bytes());
 //! let conn = request.connect(&hello)?.established(Wait::Forever)?;
-//! while conn.next_event(Wait::Forever)? != ConnEvent::Closed {}
+//! while !matches!(conn.next_event(Wait::Forever)?, ConnEvent::Closed | ConnEvent::Lost) {}
 //! # Ok(())
 //! # }
 //! ```
@@ -37,9 +37,10 @@
 //! let request = ConnReq::new(&peer, ("10.0.0.1", 7204), &ConnCfg::new())?;
 //! let conn = request.connect(&[])?.established(Duration::from_secs(5))?;
 //!
-//! let (descriptor, cfg) = conn.private_data().split_at(MrDescriptor::SIZE_BYTES);
-//! let target = RemoteMr::from_descriptor(descriptor)?;
-//! conn.apply_remote_peer_cfg(PeerCfg::from_bytes(&cfg[..PeerCfg::MAX_SIZE_BYTES])?);
+//! let hello = conn.private_data().to_vec();
+//! let target = RemoteMr::from_descriptor(&hello)?;
+//! let cfg = hello.get(MrDescriptor::SIZE_BYTES..MrDescriptor::SIZE_BYTES + PeerCfg::MAX_SIZE_BYTES);
+//! conn.apply_remote_peer_cfg(PeerCfg::from_bytes(cfg.ok_or("the target sent no configuration")?)?);
 //!
 //! source.write_at(0, b"durable at last")?;
 //! conn.write(target.slice(0..15)?, source.slice(0..15)?, Signal::OnError, 0)?;
@@ -70,6 +71,9 @@
 //! A device with the RDMA FLUSH operation makes a flush by it; others make it by a READ behind the writes, as librpma does. That concerns
 //! both ends: exchange [`Peer::cfg`] and apply it with [`Conn::apply_remote_peer_cfg`], and the way that both can go is chosen.
 //! [`Conn::flush_path`] tells which, [`ConnCfg::flush_mode`] overrides it.
+//!
+//! A C program's configuration is one byte. Give [`PeerCfg::from_bytes`] that one alone: the zeros that the connection manager puts behind
+//! it would be read as a device without native operations.
 //!
 //! The emulation reaches persistence only on a platform that writes directly to persistent memory, and only the target knows that: it
 //! says so in its [`PeerCfg`].

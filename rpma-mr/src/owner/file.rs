@@ -73,7 +73,7 @@ impl MappedFile {
         Self::open_whole(path.as_ref(), true)
     }
 
-    /// Maps a whole file for reading. It can be registered for `READ_SRC` and `SEND`.
+    /// Maps a whole file for reading. It can be registered for `READ_SRC` and `SEND`, with Linux 6.2 or newer.
     ///
     /// # Errors
     ///

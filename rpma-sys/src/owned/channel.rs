@@ -239,3 +239,22 @@ impl Drop for EventChannel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_status(status: i32) -> CmEvent {
+        let kind = CmEventKind::AddrError;
+        CmEvent { kind, status, private_data: Vec::new(), responder_resources: 0, initiator_depth: 0, new_id: None }
+    }
+
+    #[test]
+    fn status_that_names_no_cause_is_not_told_as_success_or_eperm() {
+        for status in [0, -1] {
+            assert!(with_status(status).error().to_string().contains("names no cause"), "{status}");
+        }
+        assert_eq!(with_status(-libc::ETIMEDOUT).error().raw_os_error(), Some(libc::ETIMEDOUT));
+        assert_eq!(with_status(libc::ETIMEDOUT).error().raw_os_error(), Some(libc::ETIMEDOUT));
+    }
+}

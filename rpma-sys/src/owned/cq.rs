@@ -85,10 +85,10 @@ impl Cq {
         let rc = unsafe { (self.ops.poll_cq)(self.raw.as_ptr(), room, into.as_mut_ptr()) };
         let taken = neg_errno_ret(rc)?;
         if taken > into.len() {
-            return Err(io::Error::other(format!(
-                "the provider reported {taken} completions where {} were asked for",
-                into.len()
-            )));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("the provider reported {taken} completions where {} were asked for", into.len()),
+            ));
         }
         Ok(taken)
     }

@@ -250,6 +250,12 @@ impl CmId {
         NonNull::new(unsafe { (*self.as_ptr()).verbs })
     }
 
+    /// Whether the identifier is bound to a device at all.
+    #[must_use]
+    pub fn has_device(&self) -> bool {
+        self.verbs().is_some()
+    }
+
     /// Whether the identifier is on the device of `context`: only then can they be used together.
     #[must_use]
     pub fn is_on(&self, context: &super::Context) -> bool {

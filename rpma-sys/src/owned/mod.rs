@@ -9,6 +9,7 @@
 //! - In a process that did not make it (a forked child), dropping does nothing and every call is an error.
 //! - It may be used from any thread, as verbs allow. What librdmacm does not lock itself is locked here.
 
+mod address;
 mod channel;
 mod context;
 mod cq;
@@ -20,6 +21,7 @@ mod qp;
 
 use std::io;
 
+pub use address::lacks_scope;
 pub use channel::{CmEvent, CmEventKind, EventChannel};
 pub use context::Context;
 pub use cq::Cq;

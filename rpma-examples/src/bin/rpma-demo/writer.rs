@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use rpma::{
     AccessError, AnonPages, CompletionError, Conn, ConnCfg, ConnEvent, ConnReq, ConnReqError, ConnectError, CqError, Device,
-    DeviceError, DisconnectError, EstablishError, EventError, FlushPath, FlushType, LocalMr, MapError, Operation, Peer,
+    DeviceError, DisconnectError, EstablishError, EventError, OpPath, FlushType, LocalMr, MapError, Operation, Peer,
     PeerError, PostError, ProviderError, RegisterError, RemoteMr, Signal, SliceError, Usage,
 };
 
@@ -108,7 +108,7 @@ struct Plan {
     hello: Hello,
     records: u64,
     flush: FlushType,
-    path: FlushPath,
+    path: OpPath,
     /// Why it is no persistent flush, where the region does not take one.
     not_persistent: Option<&'static str>,
 }
@@ -139,8 +139,8 @@ impl Plan {
 impl std::fmt::Display for Plan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let path = match self.path {
-            FlushPath::Native => "native",
-            FlushPath::Emulated => "emulated",
+            OpPath::Native => "native",
+            OpPath::Emulated => "emulated",
         };
         write!(f, "flush: {path}, ")?;
         match (self.flush, self.not_persistent) {
