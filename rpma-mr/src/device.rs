@@ -30,6 +30,7 @@ struct Inner {
     name: String,
     transport: Transport,
     capabilities: Capabilities,
+    is_soft_roce: bool,
 }
 
 /// What a device can do beyond what every RDMA device can, as far as this library makes use of it.
@@ -46,6 +47,9 @@ pub struct Capabilities {
     /// The atomic write operation (`IB_UVERBS_DEVICE_ATOMIC_WRITE`).
     pub native_atomic_write: bool,
 }
+
+/// `RXE_VENDOR_ID` of the kernel (drivers/infiniband/sw/rxe/rxe_param.h).
+const SOFT_ROCE_VENDOR: u32 = 0xff_ffff;
 
 /// `IB_UVERBS_DEVICE_FLUSH_GLOBAL` and `IB_UVERBS_DEVICE_FLUSH_PERSISTENT`: `enum ib_uverbs_device_cap_flags`, bits 38 and 39.
 const FLUSH_BITS: u64 = 1 << 38 | 1 << 39;
@@ -125,18 +129,23 @@ impl Device {
     /// The device of an open context, which is asked for its capabilities.
     #[must_use]
     pub fn of_context(context: Arc<Context>) -> Self {
-        let capabilities = match context.query_device() {
-            Ok(attr) => Capabilities::of(&attr),
+        let (capabilities, is_soft_roce) = match context.query_device() {
+            Ok(attr) => (Capabilities::of(&attr), attr.orig_attr.vendor_id == SOFT_ROCE_VENDOR),
             Err(error) => {
                 log::debug!(
                     "{} cannot be asked for its attributes, so it is used without optional operations: {error}",
                     context.name()
                 );
-                Capabilities::default()
+                (Capabilities::default(), false)
             }
         };
         let transport = if context.is_iwarp() { Transport::Iwarp } else { Transport::InfiniBand };
-        Self(Arc::new(Inner { name: context.name(), transport, capabilities, context }))
+        Self(Arc::new(Inner { name: context.name(), transport, capabilities, is_soft_roce, context }))
+    }
+
+    /// Whether it is the kernel's soft-RoCE, whose on-demand regions need a warning.
+    pub(crate) fn is_soft_roce(&self) -> bool {
+        self.0.is_soft_roce
     }
 
     /// Its name: `rxe0`, `mlx5_0`.

@@ -137,6 +137,12 @@ impl ProtectionDomain {
         // into it exists (contract of `RegionOwner`).
         let memory = unsafe { RawRange::new(base, len_bytes, request.writable) };
         let Granted { region: mr, usage, is_on_demand } = granted;
+        if is_on_demand && device.is_soft_roce() {
+            log::warn!(
+                "soft-RoCE with on-demand paging places data right only where an operation begins a page and fits one packet: see \
+                 LocalMr::is_on_demand"
+            );
+        }
         let descriptor = MrDescriptor::new(base.addr().get() as u64, len_bytes as u64, mr.rkey(), usage)
             .expect("the usage is not empty and the range does not wrap: `Request::check`");
         Ok((mr, memory, Granted { region: descriptor, usage, is_on_demand }))
