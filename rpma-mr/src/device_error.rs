@@ -96,14 +96,35 @@ impl DeviceError {
     }
 
     /// No device was given. The kernel may still know some: libibverbs hides devices that it has no driver for, and librdmacm says
-    /// ENODEV for those that it may not open.
+    /// ENODEV for those that it may not open. It also says ENOENT where it may not open its own device file, since it then looks for
+    /// that under other names (`open_cdev`, librdmacm 56). So the files are tried here.
     pub(crate) fn of_no_device(provider: &ProviderRef, source: Option<io::Error>) -> Self {
         let names = if provider.name().starts_with("rdma-core") {
             kernel_devices(Path::new("/sys/class/infiniband"))
         } else {
             Vec::new()
         };
-        if names.is_empty() { Self::NoDevice { source } } else { Self::Unusable { names, source } }
+        if names.is_empty() {
+            Self::NoDevice { source }
+        } else if let Some(source) = forbidden(Path::new(DEVICE_FILES)) {
+            Self::NotPermitted { source }
+        } else {
+            Self::Unusable { names, source }
+        }
+    }
+
+    /// Where the process may open no device, librdmacm has an address on none (ENODEV), or cannot resolve it and names no cause.
+    pub(crate) fn unless_forbidden(self, provider: &ProviderRef) -> Self {
+        let may_be = match &self {
+            Self::NotOnDevice { source, .. } => source.is_some(),
+            Self::Provider { source, .. } => source.raw_os_error().is_none(),
+            _ => false,
+        };
+        if may_be && provider.name().starts_with("rdma-core") {
+            forbidden(Path::new(DEVICE_FILES)).map_or(self, |source| Self::NotPermitted { source })
+        } else {
+            self
+        }
     }
 
     /// The error of binding to a local address.
@@ -159,12 +180,36 @@ impl DeviceError {
     }
 }
 
+/// Where rdma-core finds the device files.
+const DEVICE_FILES: &str = "/dev/infiniband";
+
 /// The names of the devices that the kernel knows; none if it cannot be asked.
 fn kernel_devices(class: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(class) else { return Vec::new() };
     let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
+}
+
+/// The error of opening the device files, if the connection manager's or all devices' are there and may not be opened: EACCES by their
+/// mode, EPERM by a container's device rules.
+fn forbidden(dir: &Path) -> Option<io::Error> {
+    // As rdma-core opens them; nothing happens by that alone.
+    let open = |path: &Path| std::fs::OpenOptions::new().read(true).write(true).open(path).map(drop);
+    let is_forbidden = |e: &io::Error| matches!(Errno::from_io_error(e), Some(Errno::ACCESS | Errno::PERM));
+    if let Err(e) = open(&dir.join("rdma_cm"))
+        && is_forbidden(&e)
+    {
+        return Some(e);
+    }
+    let entries = std::fs::read_dir(dir).ok()?.flatten();
+    let devices = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("uverbs"));
+    let mut first = None;
+    for device in devices {
+        let e = open(&device.path()).err()?;
+        first = first.or_else(|| Some(e).filter(is_forbidden));
+    }
+    first
 }
 
 #[cfg(test)]
@@ -208,6 +253,16 @@ mod tests {
         assert!(matches!(of(Errno::HOSTUNREACH), DeviceError::Unreachable { .. }));
         assert!(matches!(of(Errno::NODEV), DeviceError::NotOnDevice { .. }));
         assert!(matches!(of(Errno::INVAL), DeviceError::Provider { .. }));
+    }
+
+    #[test]
+    fn device_files_that_are_absent_or_can_be_opened_are_not_forbidden() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(forbidden(&dir.path().join("none")).is_none());
+        assert!(forbidden(dir.path()).is_none());
+        std::fs::write(dir.path().join("rdma_cm"), []).unwrap();
+        std::fs::write(dir.path().join("uverbs0"), []).unwrap();
+        assert!(forbidden(dir.path()).is_none());
     }
 
     #[test]

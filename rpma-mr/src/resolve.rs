@@ -51,7 +51,7 @@ fn first_of<T>(
 /// The identifier stays bound for as long as the device is used, and so holds a port: one that the kernel chose.
 pub(crate) fn bind(provider: &ProviderRef, addr: SocketAddr) -> Result<Arc<Context>, DeviceError> {
     let (_channel, id) = start(provider, addr)?;
-    id.bind(addr).map_err(|e| DeviceError::of_bind(addr.ip(), e))?;
+    id.bind(addr).map_err(|e| DeviceError::of_bind(addr.ip(), e).unless_forbidden(provider))?;
     // The wildcard and loopback addresses bind to every device, which is none.
     Context::of_id(id).map_err(|_| DeviceError::NotOnDevice { ip: addr.ip(), source: None })
 }
@@ -62,7 +62,7 @@ pub(crate) fn resolve(provider: &ProviderRef, addr: SocketAddr, timeout: Duratio
     let (channel, id) = start(provider, addr)?;
     // Later than every clock: no deadline of ours.
     let deadline = Instant::now().checked_add(timeout.saturating_add(GRACE));
-    id.resolve_addr(addr, timeout).map_err(|e| DeviceError::of_resolve(ip, timeout, e))?;
+    id.resolve_addr(addr, timeout).map_err(|e| DeviceError::of_resolve(ip, timeout, e).unless_forbidden(provider))?;
     loop {
         let broken = |source| DeviceError::Provider { doing: "resolve the address", source };
         match channel.get_event().map_err(broken)? {
@@ -75,7 +75,9 @@ pub(crate) fn resolve(provider: &ProviderRef, addr: SocketAddr, timeout: Duratio
                 CmEventKind::AddrResolved => {
                     return Context::of_id(id).map_err(|_| DeviceError::NotOnDevice { ip, source: None });
                 }
-                CmEventKind::AddrError => return Err(DeviceError::of_resolve(ip, timeout, event.error())),
+                CmEventKind::AddrError => {
+                    return Err(DeviceError::of_resolve(ip, timeout, event.error()).unless_forbidden(provider));
+                }
                 other => {
                     return Err(broken(io::Error::other(format!("an event {other:?} came in place of the answer"))));
                 }

@@ -6,12 +6,18 @@
 
 mod atomic_write;
 mod connect;
+mod death;
+mod environment;
 mod events;
+mod failures;
 mod flush;
 mod fork;
+mod interop;
 mod leaks;
 mod memory;
+mod pmem;
 mod queues;
 mod smoke;
 mod support;
+mod threads;
 mod transfer;

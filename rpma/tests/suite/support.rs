@@ -32,7 +32,7 @@ pub(crate) fn provider() -> ProviderRef {
     chosen.open().expect("the provider under test opens")
 }
 
-fn variable(name: &str) -> String {
+pub(crate) fn variable(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set: this suite needs a device; see CONTRIBUTING.md"))
 }
 
@@ -122,11 +122,16 @@ pub(crate) fn request(client: &Peer, endpoint: &Endpoint, private_data: &[u8]) -
 
 /// Runs `body` on a thread of its own, and fails if it takes longer than anything takes that works: a hang becomes a failure.
 pub(crate) fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    in_time_or(String::new, body)
+}
+
+/// As [`in_time`], with something to say about the failure.
+pub(crate) fn in_time_or<T: Send + 'static>(hint: impl FnOnce() -> String, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     let running = thread::spawn(move || done.send(body()));
     match result.recv_timeout(LIMIT) {
         Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => panic!("still running after {LIMIT:?}"),
+        Err(RecvTimeoutError::Timeout) => panic!("still running after {LIMIT:?} {}", hint()),
         // The sender is gone without a result: the body panicked.
         Err(RecvTimeoutError::Disconnected) => match running.join() {
             Err(panicked) => panic::resume_unwind(panicked),
@@ -138,12 +143,25 @@ pub(crate) fn in_time<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'stat
 /// Runs `body`, a closure of the calling test, in a process in which nothing else runs: what it measures or changes about its process
 /// is then its own. The process is this program again, told to run this one test.
 pub(crate) fn alone<F: FnOnce()>(body: F) {
+    alone_by(body, Command::new("env"));
+}
+
+/// As [`alone`], after `setup`, a shell script that may mount what it likes: nobody else sees it. That takes root.
+pub(crate) fn alone_after<F: FnOnce()>(setup: &str, body: F) {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--mount", "--", "sh", "-euc"]).arg(format!("{setup}\nexec \"$@\"")).arg("sh");
+    alone_by(body, unshare);
+}
+
+/// `starter` runs the program that its further arguments say.
+fn alone_by<F: FnOnce()>(body: F, mut starter: Command) {
     const ALONE: &str = "RPMA_TEST_ALONE";
     let test = name_of::<F>();
     if env::var(ALONE).as_deref() == Ok(test) {
         return body();
     }
-    let output = this_test_again(test).env(ALONE, test).output().unwrap();
+    let again = this_test_again(test);
+    let output = starter.arg(again.get_program()).args(again.get_args()).env(ALONE, test).stdin(Stdio::null()).output().unwrap();
     let told = String::from_utf8_lossy(&output.stdout);
     // A wrong name would run nothing, and succeed.
     assert!(

@@ -1,0 +1,229 @@
+//! Queues: when they are full, that nothing is lost, and waiting for completions.
+
+use std::os::fd::AsFd;
+use std::thread;
+
+use rpma::prelude::*;
+use rpma::{CqError, ErrorCode, PostError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::support::{LIMIT, Pair, bytes, cfg, complete, in_time, peer, received, region, remote, still_works};
+
+fn pair_of_sizes(cq: u32, sq: u32, rq: u32) -> Pair {
+    let peer = peer();
+    let small = cfg().cq_size(cq).sq_size(sq).rq_size(rq);
+    Pair::connect(&peer, &small, &peer, &small)
+}
+
+/// Whether a descriptor is readable within the time given.
+fn readable(fd: impl AsFd, limit: Duration) -> bool {
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::try_from(limit).unwrap())).unwrap() == 1
+}
+
+/// On soft-RoCE a slot is free as soon as the work is done, so the device would take all 40 and lose 33 completions.
+#[test]
+fn send_queue_is_full_after_its_size_and_every_accepted_post_completes() {
+    let pair = pair_of_sizes(4, 4, 4);
+    let client = &pair.client;
+    let source = region(client.peer(), 40, Usage::WRITE_SRC);
+    let target = region(pair.server.peer(), 40, Usage::WRITE_DST);
+    let there = remote(&target);
+    source.write_at(0, &(1..=40).collect::<Vec<u8>>()).unwrap();
+    let post = |n: u64| {
+        let at = usize::try_from(n).unwrap();
+        client.write(there.slice_at(n, 1).unwrap(), source.slice(at..=at).unwrap(), Signal::Always, n)
+    };
+    for round in (0..40).step_by(4) {
+        for n in round..round + 4 {
+            post(n).unwrap();
+        }
+        let error = post(round).unwrap_err();
+        assert!(matches!(error, PostError::QueueFull { queue: "send", limit: 4 }), "{error:?}");
+        assert_eq!(error.code(), ErrorCode::Provider);
+        for n in round..round + 4 {
+            complete(client, n);
+        }
+        assert_eq!(client.cq().poll().unwrap(), None);
+    }
+    assert_eq!(bytes(&target, 0, 40), bytes(&source, 0, 40));
+}
+
+#[test]
+fn receive_queue_is_full_after_its_size_and_takes_again_what_was_polled() {
+    let pair = pair_of_sizes(4, 10, 4);
+    let Pair { client, server } = &pair;
+    let buffer = region(server.peer(), 8, Usage::RECV);
+    let message = region(client.peer(), 8, Usage::SEND);
+    message.write_at(0, b"messages").unwrap();
+    for round in [0, 4] {
+        for n in round..round + 4 {
+            server.recv(buffer.slice(n..=n).unwrap(), n as u64).unwrap();
+        }
+        let error = server.recv(buffer.all(), 99).unwrap_err();
+        assert!(matches!(error, PostError::QueueFull { queue: "receive", limit: 4 }), "{error:?}");
+        for n in round..round + 4 {
+            client.send(message.slice(n..=n).unwrap(), Signal::Always, 1).unwrap();
+            complete(client, 1);
+        }
+        for n in round..round + 4 {
+            assert_eq!(received(server, n as u64).len_bytes, 1);
+        }
+    }
+    assert_eq!(bytes(&buffer, 0, 8), b"messages");
+}
+
+#[test]
+fn full_receive_queue_leaves_room_to_send_and_the_other_way_round() {
+    let pair = pair_of_sizes(1, 2, 2);
+    let Pair { client, server } = &pair;
+    for n in 0..2 {
+        client.recv(LocalSlice::null(), 10 + n).unwrap();
+        server.recv(LocalSlice::null(), 20 + n).unwrap();
+    }
+    // Now all that can complete at once does: two sends and two receives into one completion queue.
+    for n in 0..2 {
+        client.send(LocalSlice::null(), Signal::Always, n).unwrap();
+        server.send(LocalSlice::null(), Signal::Always, n).unwrap();
+    }
+    for (conn, receives) in [(client, 10), (server, 20)] {
+        let mut contexts: Vec<u64> = (0..4).map(|_| conn.cq().wait(LIMIT).unwrap().context()).collect();
+        contexts.sort_unstable();
+        assert_eq!(contexts, [0, 1, receives, receives + 1]);
+    }
+    assert!(client.cq().capacity() >= 4);
+    still_works(&pair);
+}
+
+#[test]
+fn completion_of_one_post_frees_the_slots_of_the_unsignalled_ones_before_it() {
+    let pair = pair_of_sizes(4, 4, 1);
+    let client = &pair.client;
+    let nothing = LocalSlice::null();
+    for round in 0..5 {
+        for _ in 0..3 {
+            client.write(RemoteSlice::NULL, nothing, Signal::OnError, 1000).unwrap();
+        }
+        client.write(RemoteSlice::NULL, nothing, Signal::Always, round).unwrap();
+        assert!(matches!(client.write(RemoteSlice::NULL, nothing, Signal::Always, 1000), Err(PostError::QueueFull { .. })));
+        complete(client, round);
+    }
+    still_works(&pair);
+}
+
+#[test]
+fn granted_sizes_are_those_asked_for_or_more() {
+    let pair = pair_of_sizes(3, 5, 7);
+    let granted = pair.client.granted();
+    assert!(granted.send_wr >= 5 && granted.recv_wr >= 7 && granted.inline_bytes >= 8, "{granted:?}");
+    assert!(pair.client.cq().capacity() >= 12);
+}
+
+#[test]
+fn completion_is_reachable_without_any_event() {
+    let pair = Pair::new();
+    let cq = pair.client.cq();
+    pair.client.write(RemoteSlice::NULL, LocalSlice::null(), Signal::Always, 1).unwrap();
+    let completion = in_time({
+        let cq = cq.clone();
+        move || loop {
+            match cq.poll().unwrap() {
+                Some(completion) => break completion,
+                None => thread::yield_now(),
+            }
+        }
+    });
+    assert_eq!(completion.context(), 1);
+    // The queue was never armed, so nothing was ever announced.
+    assert!(!readable(&cq, Duration::ZERO));
+}
+
+#[test]
+fn two_completions_drained_at_once_leave_an_event_behind_which_is_no_error() {
+    let pair = Pair::new();
+    let cq = pair.client.cq();
+    let mut taken = Vec::new();
+    cq.arm().unwrap();
+    for context in [1, 2] {
+        pair.client.write(RemoteSlice::NULL, LocalSlice::null(), Signal::Always, context).unwrap();
+    }
+    assert!(readable(&cq, LIMIT));
+    // As an event loop does, with the events taken late: the second completion may raise one of its own after this.
+    while taken.len() < 2 {
+        cq.arm().unwrap();
+        cq.poll_batch(&mut taken, 16).unwrap();
+    }
+    assert_eq!(taken.iter().map(Completion::context).collect::<Vec<_>>(), [1, 2]);
+    cq.arm().unwrap();
+    assert_eq!(cq.poll_batch(&mut taken, 16).unwrap(), 0);
+    assert!(matches!(cq.wait(Wait::Now), Err(CqError::NoCompletion)));
+    still_works(&pair);
+}
+
+#[test]
+fn armed_queue_announces_the_next_completion_on_its_descriptor() {
+    let pair = Pair::new();
+    let cq = pair.client.cq();
+    for context in 0..20 {
+        cq.arm().unwrap();
+        assert_eq!(cq.poll().unwrap(), None);
+        assert!(!readable(&cq, Duration::ZERO));
+        pair.client.write(RemoteSlice::NULL, LocalSlice::null(), Signal::Always, context).unwrap();
+        assert!(readable(&cq, LIMIT));
+        cq.arm().unwrap();
+        assert_eq!(cq.poll().unwrap().unwrap().context(), context);
+    }
+}
+
+#[test]
+fn wait_without_work_ends_with_its_time_and_says_that_there_was_nothing() {
+    let pair = Pair::new();
+    let error = pair.client.cq().wait(Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(error, CqError::NoCompletion), "{error:?}");
+    assert_eq!(error.code(), ErrorCode::NoCompletion);
+    still_works(&pair);
+}
+
+/// Each side waits for the other's message, so that most completions come while it is between polling and sleeping.
+#[test]
+fn completion_that_comes_between_polling_and_arming_is_never_missed() {
+    const ROUNDS: u64 = 3000;
+    let Pair { client, server } = Pair::new();
+    let play = |conn: &Conn, serves: bool| {
+        conn.recv(LocalSlice::null(), 1).unwrap();
+        if serves {
+            conn.send(LocalSlice::null(), Signal::Always, 2).unwrap();
+        }
+        let (mut sent, mut got) = (0, 0);
+        while got < ROUNDS || sent < ROUNDS {
+            match conn.cq().wait(LIMIT).unwrap().context() {
+                1 => {
+                    got += 1;
+                    conn.recv(LocalSlice::null(), 1).unwrap();
+                    if got < ROUNDS || !serves {
+                        conn.send(LocalSlice::null(), Signal::Always, 2).unwrap();
+                    }
+                }
+                _ => sent += 1,
+            }
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| play(&server, false));
+        play(&client, true);
+    });
+}
+
+/// One event that is not acknowledged would keep the queue's destruction waiting for ever.
+#[test]
+fn connection_that_waited_ten_thousand_times_is_dropped_at_once() {
+    let Pair { client, server } = Pair::new();
+    let cq = client.cq();
+    for context in 0..10_000 {
+        cq.arm().unwrap();
+        client.write(RemoteSlice::NULL, LocalSlice::null(), Signal::Always, context).unwrap();
+        assert!(readable(&cq, LIMIT), "no event for completion {context}");
+        complete(&client, context);
+    }
+    in_time(|| drop((client, server, cq)));
+}
