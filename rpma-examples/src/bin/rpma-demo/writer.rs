@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use rpma::{
     AccessError, AnonPages, CompletionError, Conn, ConnCfg, ConnEvent, ConnReq, ConnReqError, ConnectError, CqError, Device,
-    DeviceError, DisconnectError, EstablishError, EventError, OpPath, FlushType, LocalMr, MapError, Operation, Peer,
-    PeerError, PostError, ProviderError, RegisterError, RemoteMr, Signal, SliceError, Usage,
+    DeviceError, DisconnectError, EstablishError, EventError, FlushType, LocalMr, MapError, OpPath, Operation, Peer, PeerError,
+    PostError, ProviderError, RegisterError, RemoteMr, Signal, SliceError, Usage,
 };
 
 use crate::hello::{Hello, HelloError, REQUEST};
