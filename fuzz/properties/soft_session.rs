@@ -1,0 +1,304 @@
+//! What holds for a queue pair whatever its peer sends and whenever. Used by the fuzz target and by
+//! `rpma-soft/tests/corpus_replay.rs`.
+//!
+//! The input is a list of steps, one byte each; see [`Session::step`]. Memory is one region of 64 bytes at [`ADDR`], with 1 for both keys.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rpma_soft::rc::{
+    Access, Claim, Completion, Data, Denied, Extent, FlushJob, Intake, Key, Memory, MemoryFault, Payload, PdNumber, QpCapacity,
+    QpConfig, QpState, RcQp, RecvWr, RequesterConfig, ResponderConfig, SendFlags, SendOp, SendWr, Sge, Side,
+};
+use rpma_soft::wire::{Decoder, Event, FlushSpec, Frame, Placement, Preamble, Remote, RnrTimer, Selectivity};
+
+const ADDR: u64 = 0x1000;
+const LEN_BYTES: u64 = 64;
+const QUEUE: u32 = 8;
+const RESOURCES: u8 = 3;
+
+/// Panics if a property does not hold for `data`.
+pub(crate) fn check(data: &[u8]) {
+    let mut session = Session::new();
+    let mut left = data;
+    while let Some((&byte, rest)) = left.split_first() {
+        left = rest;
+        if !session.step(byte, &mut left) {
+            break;
+        }
+    }
+    session.end();
+}
+
+/// Counts leases; the bytes themselves do not matter.
+#[derive(Debug, Clone, Default)]
+struct Region(Rc<Cell<usize>>);
+
+#[derive(Debug)]
+struct Lease(Rc<Cell<usize>>);
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl Region {
+    fn check(addr: u64, len_bytes: u64) -> bool {
+        addr >= ADDR && addr.checked_add(len_bytes).is_some_and(|end| end <= ADDR + LEN_BYTES)
+    }
+}
+
+impl Memory for Region {
+    type Lease = Lease;
+
+    fn lease(&self, claim: &Claim) -> Result<Lease, Denied> {
+        let key_fits = matches!(claim.key, Key::Local(1) | Key::Remote(1)) && Access::all().contains(claim.access);
+        let range_fits = match claim.extent {
+            Extent::Range { addr, len_bytes } => Self::check(addr, len_bytes),
+            Extent::Region => true,
+        };
+        if !key_fits || !range_fits {
+            return Err(Denied);
+        }
+        self.0.set(self.0.get() + 1);
+        Ok(Lease(self.0.clone()))
+    }
+
+    fn compare_swap(&self, _: &Lease, addr: u64, compare: u64, _: u64) -> Result<u64, MemoryFault> {
+        assert!(Self::check(addr, 8) && addr.is_multiple_of(8));
+        Ok(compare)
+    }
+
+    fn fetch_add(&self, _: &Lease, addr: u64, add: u64) -> Result<u64, MemoryFault> {
+        assert!(Self::check(addr, 8) && addr.is_multiple_of(8));
+        if add == 0xFF { Err(MemoryFault) } else { Ok(add) }
+    }
+
+    fn atomic_write(&self, _: &Lease, addr: u64, _: [u8; 8]) -> Result<(), MemoryFault> {
+        assert!(Self::check(addr, 8) && addr.is_multiple_of(8));
+        Ok(())
+    }
+
+    fn copy_in(&self, _: &Lease, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
+        assert!(Self::check(addr, bytes.len() as u64));
+        Ok(())
+    }
+}
+
+struct Session {
+    qp: RcQp<Region>,
+    region: Region,
+    decoder: Decoder,
+    now: Instant,
+    job: Option<FlushJob<Lease>>,
+    filling: Option<Intake<Lease>>,
+    sending: Option<Payload<Lease>>,
+    sends: u64,
+    receives: u64,
+    completed: [u64; 2],
+    failed: bool,
+}
+
+impl Session {
+    fn new() -> Self {
+        let config = QpConfig {
+            pd: PdNumber(1),
+            capacity: QpCapacity { send_wr: QUEUE, recv_wr: QUEUE, send_sge: 2, recv_sge: 2, inline_bytes: 8 },
+            signal_all: true,
+            native_flush: true,
+            native_atomic_write: true,
+        };
+        let region = Region::default();
+        let mut qp = RcQp::new(config, region.clone(), None);
+        let rnr_timer = RnrTimer::from_code(1).expect("a code");
+        qp.to_init().expect("from reset");
+        qp.to_ready_to_receive(ResponderConfig { resources: RESOURCES, rnr_timer }).expect("from init");
+        let requester = RequesterConfig { depth: 2, rnr_retry: 2, retry_time: Some(Duration::from_secs(1)) };
+        qp.to_ready_to_send(requester).expect("from ready to receive");
+        let mut decoder = Decoder::new();
+        let preamble = Preamble::encode();
+        assert!(matches!(decoder.next(&mut preamble.as_slice()), Ok(Some(Event::Preamble(_)))));
+        Self {
+            qp,
+            region,
+            decoder,
+            now: Instant::now(),
+            job: None,
+            filling: None,
+            sending: None,
+            sends: 0,
+            receives: 0,
+            completed: [0, 0],
+            failed: false,
+        }
+    }
+
+    /// Up to 0xDF: so many bytes arrive from the input. The rest are what a driver and a program do meanwhile. Returns whether the
+    /// connection goes on.
+    fn step(&mut self, byte: u8, input: &mut &[u8]) -> bool {
+        let goes_on = match byte {
+            0..=0xDF => {
+                let (piece, rest) = input.split_at(usize::from(byte).min(input.len()));
+                *input = rest;
+                self.arrive(piece)
+            }
+            0xE0..=0xEF => {
+                self.post(byte & 0xF);
+                true
+            }
+            0xF0 | 0xF1 => {
+                self.receives +=
+                    u64::from(self.qp.post_recv(RecvWr { wr_id: self.receives, sges: self.sges(byte == 0xF1) }).is_ok());
+                true
+            }
+            0xF2..=0xF5 => {
+                self.transmit();
+                true
+            }
+            0xF6 | 0xF7 => {
+                self.job = self.job.take().or_else(|| self.qp.poll_flush_job());
+                if let Some(FlushJob { id, lease, .. }) = self.job.take() {
+                    drop(lease);
+                    let result = if byte == 0xF6 { Ok(()) } else { Err(MemoryFault) };
+                    self.qp.flush_done(self.now, id, result);
+                }
+                true
+            }
+            0xF8 => {
+                self.job = self.job.take().or_else(|| self.qp.poll_flush_job());
+                true
+            }
+            0xF9..=0xFC => {
+                self.now += [Duration::from_micros(10), Duration::from_millis(60), Duration::from_secs(1), Duration::ZERO]
+                    [usize::from(byte - 0xF9)];
+                self.qp.handle_timeout(self.now);
+                true
+            }
+            0xFD => {
+                // The program polls late.
+                self.poll();
+                true
+            }
+            0xFE => {
+                self.qp.move_to_error();
+                self.failed = true;
+                true
+            }
+            0xFF => false,
+        };
+        // Each queue, what its receives hold back behind a flush, resources, one refusal, one payload.
+        assert!(self.qp.held() <= 3 * QUEUE as usize + usize::from(RESOURCES) + 2, "{} held", self.qp.held());
+        assert!(!self.failed || self.qp.state() == QpState::Error);
+        goes_on
+    }
+
+    fn arrive(&mut self, mut piece: &[u8]) -> bool {
+        while !piece.is_empty() {
+            let due = self.decoder.payload_left();
+            if due != 0 {
+                let taken = piece.len().min(due as usize);
+                piece = &piece[taken..];
+                self.decoder.payload_taken(u32::try_from(taken).expect("at most what is due"));
+                if self.decoder.payload_left() == 0 {
+                    self.filling = None;
+                    self.qp.payload_done(self.now, Ok(()));
+                }
+                continue;
+            }
+            let frame = match self.decoder.next(&mut piece) {
+                Ok(Some(Event::Frame(frame))) => frame,
+                Ok(_) => continue,
+                Err(_) => return false,
+            };
+            let intake = match frame {
+                Frame::Cm(_) => continue,
+                Frame::Request(request) => self.qp.handle_request(self.now, request),
+                Frame::Response(response) => self.qp.handle_response(self.now, response),
+            };
+            match intake {
+                Ok(Intake::None) => assert_eq!(frame.payload_bytes(), 0),
+                Ok(Intake::Discard) => {
+                    assert_ne!(frame.payload_bytes(), 0);
+                    self.filling = Some(Intake::Discard);
+                }
+                Ok(Intake::Fill(ranges)) => {
+                    assert!(ranges.iter().all(|range| Region::check(range.addr, range.len_bytes.into())));
+                    assert_eq!(ranges.iter().map(|range| range.len_bytes).sum::<u32>(), frame.payload_bytes());
+                    self.filling = Some(Intake::Fill(ranges));
+                }
+                Err(_) => {
+                    assert_eq!(self.qp.state(), QpState::Error);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Begins to send a frame, or ends it.
+    fn transmit(&mut self) {
+        if self.sending.take().is_some() {
+            self.qp.transmit_done(self.now);
+        } else if let Some(transmit) = self.qp.poll_transmit(self.now) {
+            let payload = match &transmit.payload {
+                Payload::None => 0,
+                Payload::Inline(bytes) => bytes.len(),
+                Payload::Memory(ranges) => ranges.iter().map(|range| range.len_bytes as usize).sum(),
+            };
+            assert_eq!(payload, transmit.frame.payload_bytes() as usize);
+            assert!(transmit.frame.encode(&mut [0; rpma_soft::wire::MAX_HEADER_BYTES]).is_ok());
+            self.sending = Some(transmit.payload);
+        }
+    }
+
+    fn sges(&self, bad_key: bool) -> Vec<Sge> {
+        let sge = |addr, len_bytes, lkey| Sge { addr, len_bytes, lkey };
+        vec![sge(ADDR, 8, 1), sge(ADDR + 8, 56, if bad_key { 2 } else { 1 })]
+    }
+
+    fn post(&mut self, which: u8) {
+        let remote = Remote { addr: ADDR, rkey: 1 };
+        let spec = FlushSpec { placement: Placement::PERSISTENT, selectivity: Selectivity::Region, len_bytes: 0 };
+        let (op, data) = match which {
+            0 => (SendOp::Send, Data::Sges(self.sges(false))),
+            1 => (SendOp::SendImm { imm: [1; 4] }, Data::Inline([1; 8].into())),
+            2 => (SendOp::Write { remote }, Data::Sges(self.sges(false))),
+            3 => (SendOp::WriteImm { remote, imm: [2; 4] }, Data::default()),
+            4 => (SendOp::Read { remote }, Data::Sges(self.sges(false))),
+            5 => (SendOp::Read { remote }, Data::default()),
+            6 => (SendOp::CompareSwap { remote, compare: 0, swap: 1 }, Data::Sges(self.sges(false))),
+            7 => (SendOp::FetchAdd { remote, add: 1 }, Data::Sges(self.sges(false))),
+            8 => (SendOp::AtomicWrite { remote, value: [3; 8] }, Data::default()),
+            9 => (SendOp::Flush { remote, spec }, Data::default()),
+            10 => (SendOp::Read { remote }, Data::Sges(self.sges(true))),
+            _ => (SendOp::Send, Data::Sges(self.sges(true))),
+        };
+        let flags = if which & 1 == 0 { SendFlags::empty() } else { SendFlags::FENCE };
+        self.sends += u64::from(self.qp.post_send([SendWr { wr_id: self.sends, op, data, flags }]).is_ok());
+    }
+
+    fn poll(&mut self) {
+        while let Some(completion) = self.qp.poll_completion() {
+            self.qp.release(&completion);
+            let Completion { wr_id, side, .. } = completion;
+            let next = &mut self.completed[usize::from(side == Side::Recv)];
+            assert_eq!(wr_id, *next, "{side:?} completions come once, and in order");
+            *next += 1;
+        }
+    }
+
+    fn end(mut self) {
+        self.filling = None;
+        self.sending = None;
+        self.job = None;
+        self.qp.peer_gone(self.now);
+        self.poll();
+        assert_eq!(self.completed, [self.sends, self.receives]);
+        assert_eq!(self.qp.held(), 0);
+        assert_eq!(self.region.0.get(), 0, "leases left");
+        assert!(self.qp.poll_transmit(self.now).is_none() && self.qp.poll_flush_job().is_none());
+        assert_eq!(self.qp.next_timeout(), None);
+    }
+}

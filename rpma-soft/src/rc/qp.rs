@@ -1,0 +1,465 @@
+//! The queue pair: its states, and what goes in and out.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::completion::{Completion, Side};
+use super::memory::{Memory, MemoryFault};
+use super::receive::{Receives, SharedReceives};
+use super::requester::{Answered, Requester};
+use super::responder::{Admitted, Arrival, Responder};
+use super::transmit::{FlushJob, Intake, Payload, ProtocolError, Transmit};
+use super::{
+    PostError, PostListError, QpConfig, QpState, RecvWr, RequesterConfig, ResponderConfig, SendWr, TransitionError, WcStatus,
+};
+use crate::wire::{Frame, Request, Response};
+
+/// A reliable connected queue pair. See the [module](super) for how it is driven.
+#[derive(Debug)]
+pub struct RcQp<M: Memory> {
+    memory: M,
+    config: QpConfig,
+    state: QpState,
+    requester: Requester,
+    responder: Responder<M::Lease>,
+    receives: Receives,
+    completions: VecDeque<Completion>,
+    /// The frame whose payload is due on the stream.
+    incoming: Option<Incoming<M::Lease>>,
+    /// The frame of ours that is being written to the stream is a response.
+    sending_response: bool,
+    /// Whose turn it is where both a response and a request could go.
+    request_next: bool,
+}
+
+/// A frame whose payload is due.
+#[derive(Debug)]
+enum Incoming<L> {
+    Request(Arrival<L>),
+    /// The oldest read's data, going where it belongs.
+    Read,
+    /// Data that does not get where it belongs.
+    Refused(WcStatus),
+    /// Data that nobody waits for.
+    Dropped,
+}
+
+impl<M: Memory> RcQp<M> {
+    /// A queue pair in state [`Reset`](QpState::Reset). With `shared`, receives come from there.
+    pub fn new(config: QpConfig, memory: M, shared: Option<Arc<dyn SharedReceives>>) -> Self {
+        Self {
+            memory,
+            config,
+            state: QpState::Reset,
+            requester: Requester::new(),
+            responder: Responder::new(),
+            receives: Receives::new(shared),
+            completions: VecDeque::new(),
+            incoming: None,
+            sending_response: false,
+            request_next: false,
+        }
+    }
+
+    /// The state.
+    #[must_use]
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub fn config(&self) -> &QpConfig {
+        &self.config
+    }
+
+    // ---- states: `ibv_modify_qp(3)` ----
+
+    /// To [`Init`](QpState::Init), from there or from [`Reset`](QpState::Reset).
+    ///
+    /// # Errors
+    ///
+    /// [`TransitionError`] from any other state.
+    pub fn to_init(&mut self) -> Result<(), TransitionError> {
+        self.step(QpState::Init, &[QpState::Reset, QpState::Init])
+    }
+
+    /// To [`ReadyToReceive`](QpState::ReadyToReceive), from [`Init`](QpState::Init).
+    ///
+    /// # Errors
+    ///
+    /// [`TransitionError`] from any other state.
+    pub fn to_ready_to_receive(&mut self, config: ResponderConfig) -> Result<(), TransitionError> {
+        self.step(QpState::ReadyToReceive, &[QpState::Init])?;
+        self.responder.configure(config);
+        Ok(())
+    }
+
+    /// To [`ReadyToSend`](QpState::ReadyToSend), from [`ReadyToReceive`](QpState::ReadyToReceive).
+    ///
+    /// # Errors
+    ///
+    /// [`TransitionError`] from any other state.
+    pub fn to_ready_to_send(&mut self, config: RequesterConfig) -> Result<(), TransitionError> {
+        self.step(QpState::ReadyToSend, &[QpState::ReadyToReceive])?;
+        self.requester.configure(config);
+        Ok(())
+    }
+
+    /// To [`Error`](QpState::Error), from any state: everything posted completes with a flush error, and the peer gets no more answers.
+    pub fn move_to_error(&mut self) {
+        self.enter_error(None, false);
+    }
+
+    /// To [`Reset`](QpState::Reset), from any state: everything is forgotten, completions that were not polled included. The driver
+    /// moves no data for it any more, and removes its completions from completion queues (their slots are free already).
+    pub fn reset(&mut self) {
+        self.state = QpState::Reset;
+        self.requester = Requester::new();
+        self.responder.reset();
+        self.receives.reset();
+        self.completions.clear();
+        self.incoming = None;
+        self.sending_response = false;
+    }
+
+    fn step(&mut self, to: QpState, from: &[QpState]) -> Result<(), TransitionError> {
+        if !from.contains(&self.state) {
+            return Err(TransitionError { from: self.state, to });
+        }
+        self.state = to;
+        Ok(())
+    }
+
+    // ---- the program's side ----
+
+    /// Posts send requests in order: `ibv_post_send(3)`. In the error state they complete with a flush error.
+    ///
+    /// # Errors
+    ///
+    /// [`PostListError`] at the first that cannot be taken.
+    pub fn post_send(&mut self, list: impl IntoIterator<Item = SendWr>) -> Result<(), PostListError> {
+        let posted = list.into_iter().enumerate().try_for_each(|(index, wr)| {
+            self.check_sendable()
+                .and_then(|()| self.requester.post(wr, &self.config))
+                .map_err(|error| PostListError { index, error })
+        });
+        self.flush_when_idle();
+        posted
+    }
+
+    /// Posts all of the send requests or none, as `ibv_wr_complete` does (`ibv_wr_start(3)`).
+    ///
+    /// # Errors
+    ///
+    /// [`PostListError`]; nothing is posted.
+    pub fn post_send_batch(&mut self, list: Vec<SendWr>) -> Result<(), PostListError> {
+        let at = |index| move |error| PostListError { index, error };
+        self.check_sendable().map_err(at(0))?;
+        for (index, wr) in list.iter().enumerate() {
+            Requester::check(wr, &self.config).map_err(at(index))?;
+        }
+        self.requester.check_room(list.len(), self.config.capacity.send_wr).map_err(at(0))?;
+        self.post_send(list)
+    }
+
+    /// Posts a receive: `ibv_post_recv(3)`. In the error state it completes with a flush error.
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    pub fn post_recv(&mut self, wr: RecvWr) -> Result<(), PostError> {
+        if self.state == QpState::Reset {
+            return Err(PostError::State { state: self.state });
+        }
+        self.receives.post(wr, &self.config.capacity)?;
+        self.flush_when_idle();
+        Ok(())
+    }
+
+    /// The oldest completion. It goes to the completion queue of its [side](Completion::side).
+    pub fn poll_completion(&mut self) -> Option<Completion> {
+        self.completions.pop_front()
+    }
+
+    /// Gives back the slots of a completion, once the program has polled it. As on hardware, a queue is full until then; soft-RoCE
+    /// frees a slot as soon as its work is done.
+    pub fn release(&mut self, completion: &Completion) {
+        match completion.side {
+            Side::Send => self.requester.release(completion.slots),
+            Side::Recv => self.receives.release(completion.slots),
+        }
+    }
+
+    /// Requests can be posted when the peer is known (rxe: EINVAL below RTS).
+    fn check_sendable(&self) -> Result<(), PostError> {
+        match self.state {
+            QpState::ReadyToSend | QpState::Error => Ok(()),
+            QpState::Reset | QpState::Init | QpState::ReadyToReceive => Err(PostError::State { state: self.state }),
+        }
+    }
+
+    // ---- the stream's side ----
+
+    /// A request of the peer's arrived.
+    ///
+    /// # Errors
+    ///
+    /// [`ProtocolError`]: the queue pair is in the error state, and the connection is to be cut.
+    pub fn handle_request(&mut self, now: Instant, request: Request) -> Result<Intake<M::Lease>, ProtocolError> {
+        self.check_no_payload_due()?;
+        self.requester.progress(now);
+        let has_payload = request.payload_bytes() != 0;
+        if !matches!(self.state, QpState::ReadyToReceive | QpState::ReadyToSend) {
+            return Ok(self.discard(has_payload));
+        }
+        let admitted = self.responder.admit(request, &self.memory, &self.config, &mut self.receives);
+        let (intake, arrival) = match admitted {
+            Ok(Admitted::Yes(ranges, arrival)) => (Intake::Fill(ranges), arrival),
+            Ok(Admitted::No(arrival)) => (Intake::Discard, arrival),
+            Ok(Admitted::Dropped) => return Ok(self.discard(has_payload)),
+            Err(error) => {
+                self.enter_error(None, false);
+                return Err(error);
+            }
+        };
+        if has_payload {
+            self.incoming = Some(Incoming::Request(arrival));
+            return Ok(intake);
+        }
+        self.responder.arrived(arrival, false);
+        self.advance(now);
+        Ok(Intake::None)
+    }
+
+    /// A response of the peer's arrived.
+    ///
+    /// # Errors
+    ///
+    /// As for [`handle_request`](Self::handle_request); the oldest request completes as [`WcStatus::BadResponse`].
+    pub fn handle_response(&mut self, now: Instant, response: Response) -> Result<Intake<M::Lease>, ProtocolError> {
+        self.check_no_payload_due()?;
+        let has_payload = response.payload_bytes() != 0;
+        match self.state {
+            QpState::ReadyToSend => {}
+            // Nothing was asked.
+            QpState::ReadyToReceive => {
+                self.enter_error(None, false);
+                return Err(ProtocolError::UnexpectedResponse { msn: response.msn });
+            }
+            QpState::Reset | QpState::Init | QpState::Error => return Ok(self.discard(has_payload)),
+        }
+        match self.requester.handle_response(now, response, &self.memory, &self.config, &mut self.completions) {
+            Ok(Answered::Done) => {
+                self.check_local_failure();
+                Ok(Intake::None)
+            }
+            Ok(Answered::Fill(ranges)) => {
+                self.incoming = Some(Incoming::Read);
+                Ok(Intake::Fill(ranges))
+            }
+            Ok(Answered::Refuse(status)) => {
+                self.incoming = Some(Incoming::Refused(status));
+                Ok(Intake::Discard)
+            }
+            Ok(Answered::Failed(status)) => {
+                self.enter_error(Some(status), false);
+                Ok(Intake::None)
+            }
+            Err(error) => {
+                let cause = self.requester.awaits_answer().then_some(WcStatus::BadResponse);
+                self.enter_error(cause, false);
+                Err(error)
+            }
+        }
+    }
+
+    /// The payload of the last frame is off the stream, and nothing of the driver's touches its memory any more. `Err` if it was to be
+    /// placed and could not be.
+    pub fn payload_done(&mut self, now: Instant, placed: Result<(), MemoryFault>) {
+        self.requester.progress(now);
+        let Some(incoming) = self.incoming.take() else { return };
+        let alive = self.state != QpState::Error;
+        match incoming {
+            Incoming::Request(arrival) if alive => {
+                self.responder.arrived(arrival, placed.is_err());
+                self.advance(now);
+            }
+            Incoming::Request(arrival) => self.responder.abandon(arrival, &mut self.completions),
+            Incoming::Read if alive && placed.is_ok() => {
+                self.requester.read_done(now, &self.config, &mut self.completions);
+                self.check_local_failure();
+            }
+            Incoming::Read if alive => self.enter_error(Some(WcStatus::LocalProtection), false),
+            Incoming::Refused(status) if alive => self.enter_error(Some(status), false),
+            Incoming::Read | Incoming::Refused(_) | Incoming::Dropped => {}
+        }
+        self.flush_when_idle();
+    }
+
+    /// The next frame for the stream. One at a time: the next comes after [`transmit_done`](Self::transmit_done).
+    pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<M::Lease>> {
+        if self.sending_response || self.requester.is_sending() {
+            return None;
+        }
+        // By turns, so that neither a peer that reads without end starves our requests nor we its answers.
+        if self.request_next
+            && let Some(request) = self.poll_request(now)
+        {
+            self.request_next = false;
+            return Some(request);
+        }
+        if let Some(response) = self.poll_response() {
+            self.request_next = true;
+            return Some(response);
+        }
+        self.poll_request(now)
+    }
+
+    fn poll_request(&mut self, now: Instant) -> Option<Transmit<M::Lease>> {
+        if self.state != QpState::ReadyToSend {
+            return None;
+        }
+        let transmit = self.requester.poll_transmit(now, &self.memory, self.config.pd);
+        self.check_local_failure();
+        transmit
+    }
+
+    fn poll_response(&mut self) -> Option<Transmit<M::Lease>> {
+        // In the error state too: the answers that lead up to a refusal.
+        let transmit = match self.responder.poll_transmit(&self.memory, &self.config)? {
+            Ok(transmit) => transmit,
+            Err(refusal) => {
+                self.enter_error(None, false);
+                // If it was in the error state already, the answers behind this one are void all the same.
+                self.responder.close(false, &mut self.completions);
+                Transmit { frame: Frame::Response(refusal), payload: Payload::None }
+            }
+        };
+        self.sending_response = true;
+        Some(transmit)
+    }
+
+    /// The frame from [`poll_transmit`](Self::poll_transmit) is in the stream to its last byte, or never will be, and nothing of the
+    /// driver's touches its memory any more. To be called before the next response is handled.
+    pub fn transmit_done(&mut self, now: Instant) {
+        if std::mem::take(&mut self.sending_response) {
+            self.requester.progress(now);
+        } else {
+            self.requester.transmit_done(now);
+        }
+        self.flush_when_idle();
+    }
+
+    /// Bytes moved on the stream, in either direction: a long message is no silence.
+    pub fn note_progress(&mut self, now: Instant) {
+        self.requester.progress(now);
+    }
+
+    /// The stream is over, and the driver touches no memory for it any more. Everything posted completes: the oldest request that was
+    /// sent as [`WcStatus::RetryExceeded`], which is what a peer that vanished is on hardware, the rest as flushed.
+    pub fn peer_gone(&mut self, now: Instant) {
+        let cause = (self.state == QpState::ReadyToSend && self.requester.awaits_answer()).then_some(WcStatus::RetryExceeded);
+        if self.state != QpState::Reset {
+            self.enter_error(cause, false);
+        }
+        self.responder.close(false, &mut self.completions);
+        self.payload_done(now, Err(MemoryFault));
+        self.transmit_done(now);
+    }
+
+    // ---- durability ----
+
+    /// A persistent flush to carry out; there is one at a time, in order.
+    pub fn poll_flush_job(&mut self) -> Option<FlushJob<M::Lease>> {
+        self.responder.poll_flush_job()
+    }
+
+    /// A flush ended: the data is durable, or could not be made so. One that nobody waits for any more is ignored.
+    pub fn flush_done(&mut self, now: Instant, id: u64, result: Result<(), MemoryFault>) {
+        if self.responder.flush_done(id, result.is_err()) {
+            self.advance(now);
+        }
+    }
+
+    // ---- time ----
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do. It may be called earlier.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Instant> {
+        let requester = if self.state == QpState::ReadyToSend { self.requester.next_timeout() } else { None };
+        [requester, self.responder.next_timeout()].into_iter().flatten().min()
+    }
+
+    /// Does what is due. What is readable on the stream should be handled first, or a process that slept takes its own silence for the
+    /// peer's.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.responder.handle_timeout(now);
+        if self.state == QpState::ReadyToSend && self.requester.handle_timeout(now) {
+            self.enter_error(Some(WcStatus::RetryExceeded), false);
+        }
+    }
+
+    // ---- inside ----
+
+    /// How many requests, receives and answers are held, completions aside. 0 after everything is over.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.requester.posted() + self.receives.posted() + self.responder.held() + usize::from(self.incoming.is_some())
+    }
+
+    fn check_no_payload_due(&self) -> Result<(), ProtocolError> {
+        if self.incoming.is_some() { Err(ProtocolError::PayloadDue) } else { Ok(()) }
+    }
+
+    fn discard(&mut self, has_payload: bool) -> Intake<M::Lease> {
+        if !has_payload {
+            return Intake::None;
+        }
+        self.incoming = Some(Incoming::Dropped);
+        Intake::Discard
+    }
+
+    fn advance(&mut self, now: Instant) {
+        if self.responder.advance(now, &self.memory, &mut self.completions) {
+            self.enter_error(None, true);
+        }
+    }
+
+    /// A request that could not be sent completes when it is the oldest.
+    fn check_local_failure(&mut self) {
+        if let Some(status) = self.requester.local_failure() {
+            self.enter_error(Some(status), false);
+        }
+    }
+
+    /// To the error state. `cause` is how our oldest request ended. With `answer` the peer is still told what led there.
+    fn enter_error(&mut self, cause: Option<WcStatus>, answer: bool) {
+        if self.state == QpState::Error {
+            return;
+        }
+        self.state = QpState::Error;
+        if let Some(status) = cause {
+            self.requester.fail_head(status);
+        }
+        self.responder.close(answer, &mut self.completions);
+        self.flush_when_idle();
+    }
+
+    /// In the error state, completes what is posted, except while memory of that queue is in use: a program that has its completion
+    /// may use the memory for something else.
+    fn flush_when_idle(&mut self) {
+        if self.state != QpState::Error {
+            return;
+        }
+        let filling_read = matches!(self.incoming, Some(Incoming::Read | Incoming::Refused(_)));
+        if !self.requester.is_sending() && !filling_read {
+            self.requester.flush(&mut self.completions);
+        }
+        let filling_receive = matches!(&self.incoming, Some(Incoming::Request(arrival)) if arrival.holds_receive());
+        if !filling_receive {
+            self.receives.flush(&mut self.completions);
+        }
+    }
+}
