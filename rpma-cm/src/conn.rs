@@ -36,7 +36,7 @@ pub enum PendingEvent {
 #[non_exhaustive]
 pub enum EstablishError {
     /// The peer does not want it, or nobody listens there.
-    #[error("the peer rejected the connection (reason {}): does anybody listen on that port, and want it?", .0.reason)]
+    #[error("the peer rejected the connection (reason {}{})", .0.reason, .0.in_words())]
     Rejected(Rejection),
     /// The peer does not answer.
     #[error("the peer does not answer")]
@@ -92,6 +92,7 @@ impl DisconnectError {
 /// ```
 ///
 /// The handle may be kept or dropped once the connection is established: both are the same connection, with the same descriptors.
+#[doc(alias = "rpma_conn_req_connect")]
 #[must_use = "a connection ends when its last handle is dropped"]
 pub struct PendingConn(Arc<Link>);
 
@@ -105,6 +106,7 @@ impl PendingConn {
     /// # Errors
     ///
     /// [`EventError`].
+    #[doc(alias = "rpma_conn_next_event")]
     pub fn next_event(&self, wait: impl Into<Wait>) -> Result<PendingEvent, EventError> {
         Ok(match self.0.next_event(wait.into())? {
             ConnEvent::Established => PendingEvent::Established(Conn(Arc::clone(&self.0))),
@@ -139,6 +141,7 @@ impl PendingConn {
     /// # Errors
     ///
     /// [`PostError`].
+    #[doc(alias = "rpma_recv")]
     pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
         self.0.recv(dst, context)
     }
@@ -150,6 +153,7 @@ impl PendingConn {
 /// the order of posting. Several threads may post.
 ///
 /// Dropping the last handle on a connection, its completion queue's included, ends it.
+#[doc(alias = "rpma_conn_next_event")]
 #[must_use = "a connection ends when its last handle is dropped"]
 pub struct Conn(Arc<Link>);
 
@@ -158,6 +162,7 @@ macro_rules! common_calls {
     ($handle:ident) => {
         impl $handle {
             /// The completion queue: `rpma_conn_get_cq(3)`.
+            #[doc(alias = "rpma_conn_get_cq")]
             #[must_use]
             pub fn cq(&self) -> CompletionQueue {
                 CompletionQueue(Arc::clone(&self.0))
@@ -169,6 +174,7 @@ macro_rules! common_calls {
             /// # Errors
             ///
             /// [`DisconnectError`].
+            #[doc(alias = "rpma_conn_disconnect")]
             pub fn disconnect(&self) -> Result<(), DisconnectError> {
                 self.0.disconnect().map_err(DisconnectError)
             }
@@ -176,6 +182,7 @@ macro_rules! common_calls {
             /// What the peer sent when it asked or accepted: `rpma_conn_get_private_data(3)`. On the client's side it is there once the
             /// connection is established. The connection manager's whole field (56 or 196 bytes over RoCE and InfiniBand), with zeros
             /// where the peer sent less.
+            #[doc(alias = "rpma_conn_get_private_data")]
             #[must_use]
             pub fn private_data(&self) -> &[u8] {
                 self.0.private_data()
@@ -194,6 +201,7 @@ macro_rules! common_calls {
             }
 
             /// The number of the queue pair: `rpma_conn_get_qp_num(3)`.
+            #[doc(alias = "rpma_conn_get_qp_num")]
             #[must_use]
             pub fn qp_num(&self) -> u32 {
                 self.0.qp.number()
@@ -211,8 +219,8 @@ macro_rules! common_calls {
                 &self.0.peer
             }
 
-            /// Wakes every thread that waits for events or completions of this connection, now and from now on. It ends when the last
-            /// handle is dropped.
+            /// Wakes every thread that waits for events or completions of this connection, now and from now on. Does not disconnect: it
+            /// ends when the last handle is dropped.
             pub fn close(&self) {
                 self.0.close();
             }
@@ -246,12 +254,14 @@ impl Conn {
     /// # Errors
     ///
     /// [`EventError`].
+    #[doc(alias = "rpma_conn_next_event")]
     pub fn next_event(&self, wait: impl Into<Wait>) -> Result<ConnEvent, EventError> {
         self.0.next_event(wait.into())
     }
 
     /// Tells what the peer said of its platform, which persistent flushes and the choice between native and emulated operations depend
     /// on: `rpma_conn_apply_remote_peer_cfg(3)`. It may be applied again; the last one holds.
+    #[doc(alias = "rpma_conn_apply_remote_peer_cfg")]
     pub fn apply_remote_peer_cfg(&self, cfg: PeerCfg) {
         *lock(&self.0.remote_cfg) = Some(cfg);
     }
@@ -264,6 +274,7 @@ impl Conn {
     /// # Errors
     ///
     /// [`PostError`].
+    #[doc(alias = "rpma_read")]
     pub fn read(&self, dst: LocalSlice<'_>, src: RemoteSlice, signal: Signal, context: u64) -> Result<(), PostError> {
         self.0.read(dst, src, signal, context)
     }
@@ -277,6 +288,7 @@ impl Conn {
     /// # Errors
     ///
     /// [`PostError`].
+    #[doc(alias = "rpma_write")]
     pub fn write(&self, dst: RemoteSlice, src: LocalSlice<'_>, signal: Signal, context: u64) -> Result<(), PostError> {
         self.0.write(dst, src, None, signal, context)
     }
@@ -287,6 +299,7 @@ impl Conn {
     /// # Errors
     ///
     /// [`PostError`].
+    #[doc(alias = "rpma_write_with_imm")]
     pub fn write_with_imm(
         &self,
         dst: RemoteSlice,
@@ -306,6 +319,7 @@ impl Conn {
     /// # Errors
     ///
     /// [`PostError`].
+    #[doc(alias = "rpma_atomic_write")]
     pub fn atomic_write(&self, dst: RemoteSlice, value: [u8; 8], signal: Signal, context: u64) -> Result<(), PostError> {
         self.0.atomic_write(dst, value, signal, context)
     }
@@ -320,6 +334,7 @@ impl Conn {
     /// # Errors
     ///
     /// [`PostError`].
+    #[doc(alias = "rpma_flush")]
     pub fn flush(&self, dst: RemoteSlice, flush_type: FlushType, signal: Signal, context: u64) -> Result<(), PostError> {
         self.0.flush(dst, flush_type, signal, context)
     }
@@ -344,6 +359,7 @@ impl Conn {
     /// # Errors
     ///
     /// [`PostError`].
+    #[doc(alias = "rpma_send")]
     pub fn send(&self, src: LocalSlice<'_>, signal: Signal, context: u64) -> Result<(), PostError> {
         self.0.send(src, None, signal, context)
     }
@@ -353,6 +369,7 @@ impl Conn {
     /// # Errors
     ///
     /// [`PostError`].
+    #[doc(alias = "rpma_send_with_imm")]
     pub fn send_with_imm(&self, src: LocalSlice<'_>, imm: u32, signal: Signal, context: u64) -> Result<(), PostError> {
         self.0.send(src, Some(imm), signal, context)
     }
@@ -364,6 +381,7 @@ impl Conn {
     /// # Errors
     ///
     /// [`PostError`].
+    #[doc(alias = "rpma_recv")]
     pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
         self.0.recv(dst, context)
     }

@@ -30,6 +30,7 @@ pub enum OpMode {
 /// assert_eq!(cfg.get_sq_size(), 64);
 /// assert_eq!(cfg.get_rq_size(), 10);
 /// ```
+#[doc(alias = "rpma_conn_cfg_new")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnCfg {
     timeout: Duration,
@@ -61,6 +62,7 @@ impl ConnCfg {
     }
 
     /// How long resolving the peer's address and the route to it may take, together: `rpma_conn_cfg_set_timeout(3)`.
+    #[doc(alias = "rpma_conn_cfg_set_timeout")]
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -71,6 +73,7 @@ impl ConnCfg {
     ///
     /// The queue is made larger where this is less than what can complete into it at once (send queue plus receive queue): a completion
     /// queue that overflows takes its connection with it.
+    #[doc(alias = "rpma_conn_cfg_set_cq_size")]
     #[must_use]
     pub fn cq_size(mut self, cq_size: u32) -> Self {
         self.cq_size = cq_size;
@@ -78,6 +81,7 @@ impl ConnCfg {
     }
 
     /// Requests that can be posted to the send queue and not yet polled: `rpma_conn_cfg_set_sq_size(3)`.
+    #[doc(alias = "rpma_conn_cfg_set_sq_size")]
     #[must_use]
     pub fn sq_size(mut self, sq_size: u32) -> Self {
         self.sq_size = sq_size;
@@ -85,6 +89,7 @@ impl ConnCfg {
     }
 
     /// Receives that can be posted and not yet polled: `rpma_conn_cfg_set_rq_size(3)`.
+    #[doc(alias = "rpma_conn_cfg_set_rq_size")]
     #[must_use]
     pub fn rq_size(mut self, rq_size: u32) -> Self {
         self.rq_size = rq_size;
@@ -106,24 +111,28 @@ impl ConnCfg {
     }
 
     /// `rpma_conn_cfg_get_timeout(3)`.
+    #[doc(alias = "rpma_conn_cfg_get_timeout")]
     #[must_use]
     pub fn get_timeout(&self) -> Duration {
         self.timeout
     }
 
     /// What was set: `rpma_conn_cfg_get_cq_size(3)`.
+    #[doc(alias = "rpma_conn_cfg_get_cq_size")]
     #[must_use]
     pub fn get_cq_size(&self) -> u32 {
         self.cq_size
     }
 
     /// What was set: `rpma_conn_cfg_get_sq_size(3)`.
+    #[doc(alias = "rpma_conn_cfg_get_sq_size")]
     #[must_use]
     pub fn get_sq_size(&self) -> u32 {
         self.sq_size
     }
 
     /// What was set: `rpma_conn_cfg_get_rq_size(3)`.
+    #[doc(alias = "rpma_conn_cfg_get_rq_size")]
     #[must_use]
     pub fn get_rq_size(&self) -> u32 {
         self.rq_size

@@ -47,7 +47,9 @@ pub enum ConnReqError {
     #[error("no route to {addr}")]
     Route { addr: SocketAddr, source: io::Error },
     /// Address and route were not resolved in time.
-    #[error("{addr} was not resolved within {timeout:?}")]
+    #[error(
+        "{addr} was not resolved within {timeout:?}: is the host up, and on the same network as the RDMA device? ConnCfg::timeout gives more time"
+    )]
     TimedOut { addr: SocketAddr, timeout: Duration },
     /// The queues could not be made.
     #[error("the connection's queues cannot be made")]
@@ -138,6 +140,8 @@ pub struct Incoming {
 /// request.connect(&[]);
 /// # }
 /// ```
+#[doc(alias = "rpma_conn_req_new")]
+#[doc(alias = "rpma_ep_next_conn_req")]
 #[must_use = "a request that is dropped goes nowhere, and the peer of an incoming one is rejected"]
 pub struct ConnReq<Direction> {
     /// Dropped before the link: a reject needs the identifier.
@@ -176,6 +180,7 @@ impl<Direction> ConnReq<Direction> {
     /// # Errors
     ///
     /// [`PostError`].
+    #[doc(alias = "rpma_conn_req_recv")]
     pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
         self.link.link.recv(dst, context)
     }
@@ -199,6 +204,7 @@ impl<Direction> ConnReq<Direction> {
     }
 
     /// The number of the queue pair: `rpma_conn_get_qp_num(3)`.
+    #[doc(alias = "rpma_conn_get_qp_num")]
     #[must_use]
     pub fn qp_num(&self) -> u32 {
         self.link.link.qp.number()
@@ -237,6 +243,7 @@ impl ConnReq<Outgoing> {
     /// # Errors
     ///
     /// [`ConnReqError`], of the last address that was tried.
+    #[doc(alias = "rpma_conn_req_new")]
     pub fn new(peer: &Peer, addr: impl ToSocketAddrs, cfg: &ConnCfg) -> Result<Self, ConnReqError> {
         let mut resolving = Self::start(peer, addr, cfg)?;
         loop {
@@ -272,6 +279,7 @@ impl ConnReq<Outgoing> {
     /// # Errors
     ///
     /// [`ConnectError`]; the request is consumed.
+    #[doc(alias = "rpma_conn_req_connect")]
     pub fn connect(self, private_data: &[u8]) -> Result<PendingConn, ConnectError> {
         private_data::check("connect", private_data, MAX_CONNECT_BYTES)?;
         self.link.link.id().connect(param(private_data)).map_err(ConnectError::Provider)?;
@@ -546,6 +554,7 @@ fn reject(id: &CmId, guard: RejectOnDrop, private_data: &[u8]) -> Result<(), Con
 
 impl ConnReq<Incoming> {
     /// What the peer sent with its request: `rpma_conn_req_get_private_data(3)`. 56 bytes over RoCE and InfiniBand, whatever it sent.
+    #[doc(alias = "rpma_conn_req_get_private_data")]
     #[must_use]
     pub fn private_data(&self) -> &[u8] {
         self.link.link.private_data()
@@ -557,6 +566,7 @@ impl ConnReq<Incoming> {
     /// # Errors
     ///
     /// [`ConnectError`]; the request is consumed, and the peer rejected.
+    #[doc(alias = "rpma_conn_req_connect")]
     pub fn connect(self, private_data: &[u8]) -> Result<PendingConn, ConnectError> {
         private_data::check("accept", private_data, MAX_ACCEPT_BYTES)?;
         self.link.link.id().accept(param(private_data)).map_err(ConnectError::Provider)?;

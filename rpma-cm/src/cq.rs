@@ -111,6 +111,7 @@ fn advice(status: ibv_wc_status) -> &'static str {
 }
 
 /// A completion: `rpma_cq_get_wc(3)`.
+#[doc(alias = "rpma_cq_get_wc")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
     operation: Operation,
@@ -225,6 +226,7 @@ pub(crate) fn recv_wr_id(number: u64) -> u64 {
 /// watches the descriptor ([`AsFd`]), and on every wake-up calls [`arm`](Self::arm) and then [`poll`](Self::poll) until there is nothing
 /// left. An event loop watches the connection's descriptor as well: reading its events is what makes the operations of a dead peer
 /// complete.
+#[doc(alias = "rpma_conn_get_cq")]
 #[derive(Clone)]
 pub struct CompletionQueue(pub(crate) Arc<Link>);
 
@@ -234,6 +236,7 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// [`CqError`]; nothing there is no error.
+    #[doc(alias = "rpma_cq_get_wc")]
     pub fn poll(&self) -> Result<Option<Completion>, CqError> {
         let mut one = [ibv_wc::default()];
         let mut taken = None;
@@ -246,6 +249,7 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// [`CqError`]; what was taken before it is in `into`.
+    #[doc(alias = "rpma_cq_get_wc")]
     pub fn poll_batch(&self, into: &mut Vec<Completion>, max: usize) -> Result<usize, CqError> {
         let mut room = [ibv_wc::default(); 16];
         let mut taken = 0;
@@ -268,6 +272,8 @@ impl CompletionQueue {
     ///
     /// [`CqError::NoCompletion`] when the time is over, [`CqError::Drained`] when none can come any more, [`CqError::Closed`] when the
     /// connection is closed from another thread, and the provider's refusals.
+    #[doc(alias = "rpma_cq_wait")]
+    #[doc(alias = "rpma_cq_get_wc")]
     pub fn wait(&self, wait: impl Into<Wait>) -> Result<Completion, CqError> {
         let wait = wait.into();
         let link = &self.0;

@@ -121,6 +121,7 @@ impl RequestError {
 }
 
 /// A listening endpoint: `rpma_ep_listen(3)`. Its requests and connections do not need it: it may be dropped first.
+#[doc(alias = "rpma_ep_listen")]
 pub struct Endpoint {
     peer: Peer,
     /// Listens until it is dropped.
@@ -214,6 +215,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`RequestError`]. If the queues cannot be made, the peer is rejected at once.
+    #[doc(alias = "rpma_ep_next_conn_req")]
     pub fn next_conn_req(&self, cfg: &ConnCfg, wait: impl Into<Wait>) -> Result<ConnReq<Incoming>, RequestError> {
         Ok(self.next_request(wait)?.prepare(cfg)?)
     }

@@ -1,12 +1,13 @@
 //! What happens to a connection.
 
+use std::fmt;
 use std::io;
 
 use rpma_mr::ErrorCode;
 use rpma_mr::sys::owned::{CmEvent, CmEventKind};
 
 /// Why a peer does not want the connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Rejection {
     /// The transport's reason, `rdma_cm_event::status`: over InfiniBand and RoCE 8 if nobody listens on the port, 28 if the
     /// application rejects.
@@ -16,7 +17,30 @@ pub struct Rejection {
     pub private_data: Vec<u8>,
 }
 
+impl Rejection {
+    /// The reasons that people meet (InfiniBand architecture, volume 1, table 104; the kernel's `enum ib_cm_rej_reason`).
+    pub(crate) fn in_words(&self) -> &'static str {
+        match self.reason {
+            8 => ": nobody listens on that port",
+            28 => ": the application there does not want it",
+            _ => "",
+        }
+    }
+}
+
+impl fmt::Debug for Rejection {
+    /// Without the zeros that the connection manager puts behind the data.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let len = self.private_data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        f.debug_struct("Rejection")
+            .field("reason", &self.reason)
+            .field("private_data", &format_args!("\"{}\"", self.private_data[..len].escape_ascii()))
+            .finish()
+    }
+}
+
 /// What happened to a connection: `rpma_conn_next_event(3)`.
+#[doc(alias = "rpma_conn_next_event")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnEvent {
     /// It is established: both sides can post.

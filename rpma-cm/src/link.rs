@@ -30,8 +30,10 @@ pub enum BuildError {
     )]
     OtherDevice { peer_device: String },
     /// No completion queue of that size.
-    #[error("the device gives no completion queue of {cqe} entries: ask for smaller queues")]
-    Cq { cqe: i32, source: io::Error },
+    #[error(
+        "the device gives no completion queue of {cqe} entries, for {sq_size} sends, {rq_size} receives and a cq_size of {cq_size}: ask for smaller queues"
+    )]
+    Cq { cqe: i32, sq_size: u32, rq_size: u32, cq_size: u32, source: io::Error },
     /// No queue pair of those sizes.
     #[error("the device gives no queue pair for {sq_size} sends and {rq_size} receives: ask for smaller queues")]
     Qp { sq_size: u32, rq_size: u32, source: io::Error },
@@ -115,7 +117,10 @@ impl Link {
         let port_num = id.port_num();
         let max_message_bytes = device.max_message_bytes(port_num).map_err(|source| BuildError::Port { port_num, source })?;
         let cqe = cfg.cqe();
-        let cq = Cq::create(context, cqe, 0).map_err(|source| BuildError::Cq { cqe, source })?;
+        let cq = Cq::create(context, cqe, 0).map_err(|source| {
+            let (sq_size, rq_size, cq_size) = (cfg.get_sq_size(), cfg.get_rq_size(), cfg.get_cq_size());
+            BuildError::Cq { cqe, sq_size, rq_size, cq_size, source }
+        })?;
         let channel = Arc::clone(id.channel());
         let (local_addr, peer_addr) = (id.local_addr(), id.peer_addr());
         let qp = build_qp(peer, id, &cq, cfg)?;

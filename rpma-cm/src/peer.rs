@@ -38,6 +38,7 @@ impl PeerError {
 /// This process's end on one device: the protection domain that regions and connections belong to. `rpma_peer_new(3)`.
 ///
 /// Cloning is cheap and gives another handle on the same peer. What is made from a peer keeps it alive.
+#[doc(alias = "rpma_peer_new")]
 #[derive(Clone)]
 pub struct Peer(Arc<Inner>);
 
@@ -65,6 +66,7 @@ impl Peer {
     /// # Errors
     ///
     /// [`RegisterFailure`], with the owner in it.
+    #[doc(alias = "rpma_mr_reg")]
     pub fn register<M: RegionOwner>(&self, owner: M, usage: Usage) -> Result<LocalMr<M>, RegisterFailure<M>> {
         self.0.pd.register(owner, usage)
     }

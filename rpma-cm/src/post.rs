@@ -71,10 +71,14 @@ pub enum PostError {
     Misaligned { addr: u64, len_bytes: u64 },
     /// No peer configuration with direct write to persistent memory is applied.
     #[error(
-        "persistent flush: the peer's configuration does not say that its writes go directly to persistent memory; \
-         apply it with Conn::apply_remote_peer_cfg, or flush with FlushType::Visibility"
+        "persistent flush: {}; flush with FlushType::Visibility instead",
+        if *.is_applied {
+            "the peer's configuration says that its writes do not go directly to persistent memory"
+        } else {
+            "no configuration of the peer was applied (Conn::apply_remote_peer_cfg), so nobody said that its writes go directly to persistent memory"
+        }
     )]
-    NoDirectWrite,
+    NoDirectWrite { is_applied: bool },
     /// The peer's region cannot be flushed that way.
     #[error("{flush_type:?} flush: the peer registered its region for {has:?}, which lacks {needs:?}")]
     FlushType { flush_type: FlushType, has: Usage, needs: Usage },
@@ -103,7 +107,7 @@ impl PostError {
             | Self::RemoteUsage { .. }
             | Self::OtherPeer { .. }
             | Self::Misaligned { .. } => ErrorCode::InvalidArgument,
-            Self::NoDirectWrite | Self::FlushType { .. } => ErrorCode::NotSupported,
+            Self::NoDirectWrite { .. } | Self::FlushType { .. } => ErrorCode::NotSupported,
         }
     }
 }
@@ -179,9 +183,9 @@ impl Link {
 
     pub(crate) fn flush(&self, dst: RemoteSlice, flush_type: FlushType, signal: Signal, context: u64) -> Result<(), PostError> {
         let operation = Operation::Flush;
-        let direct_write = lock(&self.remote_cfg).is_some_and(|cfg| cfg.direct_write_to_pmem());
-        if flush_type == FlushType::Persistent && !direct_write {
-            return Err(PostError::NoDirectWrite);
+        let cfg = *lock(&self.remote_cfg);
+        if flush_type == FlushType::Persistent && !cfg.is_some_and(|cfg| cfg.direct_write_to_pmem()) {
+            return Err(PostError::NoDirectWrite { is_applied: cfg.is_some() });
         }
         let needs = flush_type.required_usage();
         if !dst.usage().contains(needs) {

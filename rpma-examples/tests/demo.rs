@@ -36,7 +36,7 @@ fn bad_option_is_a_sentence_and_status_2() {
 fn bad_provider_in_the_environment_is_a_sentence_and_status_2() {
     let output = Command::new(env!("CARGO_BIN_EXE_rpma-demo")).env("RPMA_PROVIDER", "nothing").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains(r#"RPMA_PROVIDER: there is no RDMA provider "nothing""#));
+    assert!(stderr(&output).contains(r#"RPMA_PROVIDER names the RDMA provider "nothing", which there is not"#));
 }
 
 /// The loopback address is on no RDMA device, so this fails on every machine: with rdma-core, with a device, or without.

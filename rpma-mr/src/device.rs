@@ -109,6 +109,7 @@ impl Device {
     /// # Errors
     ///
     /// [`DeviceError`]. If no address will do, the error of the one that came furthest.
+    #[doc(alias = "rpma_utils_get_ibv_context")]
     pub fn local(provider: &ProviderRef, host: &str) -> Result<Self, DeviceError> {
         resolve::first(host, |ip| resolve::bind(provider, ip)).map(Self::of_context)
     }
@@ -122,6 +123,7 @@ impl Device {
     /// # Errors
     ///
     /// [`DeviceError`]. If no address will do, the error of the one that came furthest.
+    #[doc(alias = "rpma_utils_get_ibv_context")]
     pub fn remote(provider: &ProviderRef, host: &str, timeout: Duration) -> Result<Self, DeviceError> {
         resolve::first(host, |ip| resolve::resolve(provider, ip, timeout)).map(Self::of_context)
     }

@@ -63,6 +63,7 @@ use crate::{ErrorCode, MrDescriptor, ProtectionDomain, SliceError, Usage};
 ///     assert_eq!(slice.len_bytes(), 0);
 /// }
 /// ```
+#[doc(alias = "rpma_mr_local")]
 pub struct LocalMr<M: RegionOwner> {
     /// Taken out by whoever consumes the region, and by nobody else.
     mr: ManuallyDrop<Mr>,
@@ -94,6 +95,7 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// [`RegisterFailure`]: a [`RegisterError`], and the owner back.
+    #[doc(alias = "rpma_mr_reg")]
     pub fn register<M: RegionOwner>(&self, owner: M, usage: Usage) -> Result<LocalMr<M>, RegisterFailure<M>> {
         match self.try_register(&owner, usage) {
             Ok((mr, memory, granted)) => Ok(LocalMr {
@@ -155,6 +157,7 @@ impl<M: RegionOwner> LocalMr<M> {
     /// # Errors
     ///
     /// [`DeregisterError`]: the memory is then leaked with its owner, because the device may still use it.
+    #[doc(alias = "rpma_mr_dereg")]
     pub fn deregister(self) -> Result<M, DeregisterError> {
         // From here on `Drop` does not run: what is not handed back is leaked.
         let mut this = ManuallyDrop::new(self);
@@ -177,6 +180,7 @@ impl<M: RegionOwner> LocalMr<M> {
 
     /// The address of the first byte (`rpma_mr_get_ptr`). Reading or writing through it is as `unsafe` as it looks: the device and
     /// peers write the memory at any time.
+    #[doc(alias = "rpma_mr_get_ptr")]
     #[must_use]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.memory.base().as_ptr()
@@ -212,6 +216,7 @@ impl<M: RegionOwner> LocalMr<M> {
     }
 
     /// What a peer needs to reach the region. (`rpma_mr_get_descriptor`)
+    #[doc(alias = "rpma_mr_get_descriptor")]
     #[must_use]
     pub const fn descriptor(&self) -> MrDescriptor {
         self.descriptor
@@ -290,6 +295,7 @@ impl<M: RegionOwner> LocalMr<M> {
     /// # Errors
     ///
     /// [`AdviseError`]. The pieces before one that failed are taken.
+    #[doc(alias = "rpma_mr_advise")]
     pub fn advise(&self, range: impl RangeBounds<usize>, advice: Advice, flags: AdviseFlags) -> Result<(), AdviseError> {
         let (start, end) = within(range, self.len_bytes())?;
         let addr = self.descriptor.addr() + start as u64;

@@ -8,6 +8,7 @@ use rpma_sys::owned::Pd;
 use crate::{Device, ErrorCode};
 
 /// A protection domain: memory and connections work together only within one. Cheap to clone. (`rpma_peer`, `ibv_alloc_pd(3)`)
+#[doc(alias = "rpma_peer")]
 #[derive(Debug, Clone)]
 pub struct ProtectionDomain {
     pd: Arc<Pd>,
@@ -49,6 +50,7 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// [`PdError::NoMemory`] for ENOMEM, else [`PdError::Provider`].
+    #[doc(alias = "rpma_peer_new")]
     pub fn new(device: &Device) -> Result<Self, PdError> {
         match Pd::alloc(device.context()) {
             Ok(pd) => Ok(Self { pd, device: device.clone() }),

@@ -56,6 +56,7 @@ impl RemoteMr {
 
     /// The flush types that the region takes: of its usage, the two flush bits.
     /// (`rpma_mr_remote_get_flush_type`)
+    #[doc(alias = "rpma_mr_remote_get_flush_type")]
     #[must_use]
     pub const fn flush_types(&self) -> Usage {
         self.usage().intersection(Usage::FLUSH_TYPES)

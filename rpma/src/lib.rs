@@ -14,12 +14,13 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let peer = Peer::new(&Device::local(&Provider::from_env()?.open()?, "10.0.0.1")?)?;
 //! let memory = PersistentMemory::open("/dev/dax0.0", 1 << 20)?;
+//! let direct = memory.is_direct(); // and the platform writes to it directly: your promise
 //! let region = peer.register(memory, Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT)?;
 //! let endpoint = Endpoint::listen(&peer, ("10.0.0.1", 7204))?;
 //!
 //! let request = endpoint.next_conn_req(&ConnCfg::new(), Wait::Forever)?;
 //! let mut hello = region.descriptor().to_bytes().to_vec();
-//! hello.extend(&*peer.cfg().with_direct_write_to_pmem(true).to_bytes());
+//! hello.extend(&*peer.cfg().with_direct_write_to_pmem(direct).to_bytes());
 //! let conn = request.connect(&hello)?.established(Wait::Forever)?;
 //! while !matches!(conn.next_event(Wait::Forever)?, ConnEvent::Closed | ConnEvent::Lost) {}
 //! # Ok(())
@@ -63,8 +64,11 @@
 //! # Waiting
 //!
 //! Every waiting call takes a [`Wait`]: a duration, an instant, now or for ever. Every waiting object has a descriptor for event loops
-//! ([`AsFd`](std::os::fd::AsFd)), which is non-blocking. When a peer dies, everything that waits for it wakes: reading the connection's
-//! event, which waiting for completions does too, makes all outstanding operations complete with errors.
+//! ([`AsFd`](std::os::fd::AsFd)).
+//!
+//! When a peer's process dies, everything that waits for it wakes at once: reading the connection's event, which waiting for completions
+//! does too, makes all outstanding operations complete with errors. A machine or a cable that dies says nothing. It is noticed by whoever
+//! has a write, read or flush outstanding, when the transport's retries are used up; who only listens needs a time limit and a heartbeat.
 //!
 //! # Flush, native and emulated
 //!
@@ -75,8 +79,9 @@
 //! A C program's configuration is one byte. Give [`PeerCfg::from_bytes`] that one alone: the zeros that the connection manager puts behind
 //! it would be read as a device without native operations.
 //!
-//! The emulation reaches persistence only on a platform that writes directly to persistent memory, and only the target knows that: it
-//! says so in its [`PeerCfg`].
+//! The emulation reaches persistence only on a platform that writes directly to persistent memory (no caching of what the network card
+//! writes, or power for the caches to be written back), and only who runs the target knows that: its [`PeerCfg`] is that person's
+//! promise. A device without native flush cannot tell what memory it is given, so nothing there corrects a promise that is wrong.
 //!
 //! # Which provider
 //!
@@ -93,6 +98,8 @@ mod provider;
 
 pub use provider::{PROVIDER_VARIABLE, Provider, ProviderError};
 pub use rpma_cm::*;
+pub use rpma_mr::sys::owned::CmEventKind;
+pub use rpma_mr::sys::{LoadError, ProviderRef};
 pub use rpma_mr::*;
 
 /// What most programs need: `use rpma::prelude::*`.
@@ -100,8 +107,9 @@ pub mod prelude {
     pub use std::time::Duration;
 
     pub use crate::{
-        AnonPages, Completion, CompletionQueue, Conn, ConnCfg, ConnEvent, ConnReq, DaxDevice, Device, Endpoint, FlushType,
-        Incoming, LocalMr, LocalSlice, MappedFile, MrDescriptor, Outgoing, Peer, PeerCfg, PendingConn, PendingEvent,
-        PersistentMemory, Provider, RegionOwner, RemoteMr, RemoteSlice, Signal, Usage, Wait,
+        AnonPages, Completion, CompletionQueue, Conn, ConnCfg, ConnEvent, ConnReq, CqError, DaxDevice, Device, Endpoint,
+        FlushType, Incoming, LocalMr, LocalSlice, MappedFile, MrDescriptor, OpMode, OpPath, Operation, Outcome, Outgoing, Peer,
+        PeerCfg, PendingConn, PendingEvent, PersistentMemory, PostError, Provider, ProviderRef, RegionOwner, RemoteMr,
+        RemoteSlice, Signal, Usage, Wait,
     };
 }

@@ -30,6 +30,10 @@ pub enum ProviderError {
     #[error("there is no RDMA provider {name:?}; this program has: {}", names())]
     #[expect(missing_docs, reason = "the message explains its field")]
     Unknown { name: String },
+    /// So says the environment.
+    #[error("{PROVIDER_VARIABLE} names the RDMA provider {name:?}, which there is not; this program has: {}", names())]
+    #[expect(missing_docs, reason = "the message explains its field")]
+    UnknownInEnv { name: String },
     /// rdma-core cannot be opened.
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -40,7 +44,7 @@ impl ProviderError {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::Unknown { .. } => ErrorCode::InvalidArgument,
+            Self::Unknown { .. } | Self::UnknownInEnv { .. } => ErrorCode::InvalidArgument,
             Self::Load(_) => ErrorCode::Provider,
         }
     }
@@ -64,17 +68,21 @@ impl Provider {
         }
     }
 
-    /// The provider that the environment variable `RPMA_PROVIDER` names; without it, the default.
+    /// The provider that the environment variable `RPMA_PROVIDER` names; without it, or if it is empty, the default.
     ///
     /// # Errors
     ///
-    /// [`ProviderError::Unknown`].
+    /// [`ProviderError::UnknownInEnv`].
     pub fn from_env() -> Result<Self, ProviderError> {
-        match env::var(PROVIDER_VARIABLE) {
-            Ok(name) => name.parse(),
-            Err(VarError::NotPresent) => Ok(Self::default()),
-            Err(VarError::NotUnicode(name)) => Err(ProviderError::Unknown { name: name.to_string_lossy().into_owned() }),
+        let name = match env::var(PROVIDER_VARIABLE) {
+            Ok(name) => name,
+            Err(VarError::NotPresent) => String::new(),
+            Err(VarError::NotUnicode(name)) => name.to_string_lossy().into_owned(),
+        };
+        if name.is_empty() {
+            return Ok(Self::default());
         }
+        name.parse().map_err(|_| ProviderError::UnknownInEnv { name })
     }
 
     /// Opens it.

@@ -16,6 +16,9 @@ pub enum MapError {
     /// The file could not be opened, or not be looked at.
     #[error("cannot open {}", .path.display())]
     Open { path: PathBuf, source: io::Error },
+    /// The path is one for devices, and there is none. No file is made in its place.
+    #[error("there is no device {}: `ndctl list` shows those there are", .path.display())]
+    NoDevice { path: PathBuf, source: io::Error },
     /// The path names something that is no ordinary file.
     #[error("{} is not an ordinary file{}", .path.display(), if *.is_char_device { ": it is a device, which DaxDevice maps" } else { "" })]
     NotAFile { path: PathBuf, is_char_device: bool },
@@ -49,7 +52,9 @@ impl MapError {
                 ErrorCode::InvalidArgument
             }
             Self::Map { source, .. } if source.kind() == io::ErrorKind::OutOfMemory => ErrorCode::NoMemory,
-            Self::Open { .. } | Self::UnknownLength { .. } | Self::Allocate { .. } | Self::Map { .. } => ErrorCode::Provider,
+            Self::Open { .. } | Self::NoDevice { .. } | Self::UnknownLength { .. } | Self::Allocate { .. } | Self::Map { .. } => {
+                ErrorCode::Provider
+            }
         }
     }
 }

@@ -21,8 +21,16 @@ pub enum PersistentMemory {
     File(MappedFile),
 }
 
+/// Whether the path is one for device files.
+fn is_device_path(path: &Path) -> bool {
+    path.starts_with("/dev") && !path.starts_with("/dev/shm")
+}
+
 impl PersistentMemory {
     /// Maps the first `len_bytes` bytes of the DAX device at `path`, or of the file there, which is made or made longer if need be.
+    ///
+    /// Any file is taken, on ordinary memory or a disk too: [`is_direct`](Self::is_direct) tells whether it is persistent memory. Below
+    /// `/dev`, but for `/dev/shm`, no file is made: a device that is not there stays an error.
     ///
     /// # Errors
     ///
@@ -31,6 +39,9 @@ impl PersistentMemory {
         let path = path.as_ref();
         match path.metadata() {
             Ok(metadata) if metadata.file_type().is_char_device() => DaxDevice::open_with_len(path, len_bytes).map(Self::Device),
+            Err(source) if source.kind() == io::ErrorKind::NotFound && is_device_path(path) => {
+                Err(MapError::NoDevice { path: path.to_owned(), source })
+            }
             // What is not there is made; what else is wrong with the path, opening tells.
             _ => MappedFile::create(path, len_bytes).map(Self::File),
         }
@@ -113,6 +124,16 @@ unsafe impl RegionOwner for PersistentMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn device_that_is_not_there_is_an_error_and_no_file_is_made_in_its_place() {
+        let path = Path::new("/dev/dax99.99");
+        let error = PersistentMemory::open(path, 4096).unwrap_err();
+        assert!(matches!(&error, MapError::NoDevice { .. }), "{error:?}");
+        assert!(error.to_string().contains("ndctl list"), "{error}");
+        assert!(!path.exists());
+        assert!(!is_device_path(Path::new("/dev/shm/file")));
+    }
 
     #[test]
     fn path_of_a_file_is_mapped_as_a_file_and_made_if_need_be() {

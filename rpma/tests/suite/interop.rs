@@ -185,7 +185,7 @@ fn visit_a_server_in_c(port: u16, direct_write: bool, mode: OpMode, path: OpPath
     complete(&conn, 3);
     let refused = conn.flush(far, FlushType::Persistent, Signal::Always, 3).unwrap_err();
     match refused {
-        PostError::NoDirectWrite => assert!(!direct_write),
+        PostError::NoDirectWrite { .. } => assert!(!direct_write),
         PostError::FlushType { .. } => assert!(direct_write),
         other => panic!("{other:?}"),
     }

@@ -111,7 +111,7 @@ mod devdax {
         let target = pair.server.peer().register(DaxDevice::open_with_len(&place.path, LEN).unwrap(), DURABLE).unwrap();
         let there = remote(&target).all();
         let flush = |flush_type| pair.client.flush(there, flush_type, Signal::Always, 1);
-        assert!(matches!(flush(FlushType::Persistent), Err(PostError::NoDirectWrite)));
+        assert!(matches!(flush(FlushType::Persistent), Err(PostError::NoDirectWrite { .. })));
         assert!(matches!(flush(FlushType::Visibility), Err(PostError::FlushType { .. })));
         let pair = pair.with_direct_write();
         pair.client.flush(there, FlushType::Persistent, Signal::Always, 2).unwrap();

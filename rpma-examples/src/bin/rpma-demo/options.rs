@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, ValueEnum};
-use rpma::{FlushType, Provider, ProviderError};
+use rpma::{FlushType, Provider};
 
 use crate::layout::Layout;
 use crate::record::{MIN_BYTES, RunId};
@@ -263,7 +263,7 @@ impl Options {
             .map_err(|e| usage(ErrorKind::ValueValidation, format!("{e}: give a smaller --records or --size")))?;
         let provider = || match self.provider {
             Some(provider) => Ok(provider),
-            None => Provider::from_env().map_err(|e| usage(ErrorKind::InvalidValue, told(&e))),
+            None => Provider::from_env().map_err(|e| usage(ErrorKind::InvalidValue, e.to_string())),
         };
         let addr = match (self.addr, environment.addr) {
             (Some(addr), _) => Some(addr),
@@ -346,10 +346,6 @@ fn missing(sentence: &str) -> clap::Error {
 
 fn usage(kind: ErrorKind, sentence: String) -> clap::Error {
     Options::command().error(kind, sentence)
-}
-
-fn told(error: &ProviderError) -> String {
-    format!("RPMA_PROVIDER: {error}")
 }
 
 #[cfg(test)]

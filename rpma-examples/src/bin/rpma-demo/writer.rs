@@ -20,7 +20,7 @@ use crate::record;
 pub(crate) enum WriterError {
     #[error("there is no RDMA provider to work with")]
     Provider(#[from] ProviderError),
-    #[error("there is no RDMA device on the way to {host}")]
+    #[error("there is no RDMA device to reach {host} with")]
     Device { host: String, source: DeviceError },
     #[error("the RDMA device {device} cannot be used")]
     Peer { device: String, source: PeerError },
