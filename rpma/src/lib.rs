@@ -70,6 +70,75 @@
 //! does too, makes all outstanding operations complete with errors. A machine or a cable that dies says nothing. It is noticed by whoever
 //! has a write, read or flush outstanding, when the transport's retries are used up; who only listens needs a time limit and a heartbeat.
 //!
+//! # Many at once
+//!
+//! Operations are carried out in the order of posting, so a batch of writes takes one flush behind them, and one completion.
+//! [`ConnCfg::sq_size`] says how many may be posted and not yet polled; the next one is [`PostError::QueueFull`], nothing is lost, and
+//! polling makes room. That holds for operations with [`Signal::OnError`] too: their slots come free when something behind them was polled.
+//!
+//! ```no_run
+//! # use rpma::prelude::*;
+//! # fn f(conn: &Conn, there: RemoteMr, here: &LocalMr<AnonPages>) -> Result<(), Box<dyn std::error::Error>> {
+//! for n in 0..8_u64 {
+//!     let here = here.slice(256 * n as usize..)?.slice(..256)?;
+//!     conn.write(there.slice_at(256 * n, 256)?, here, Signal::OnError, n)?;
+//! }
+//! conn.flush(there.slice_at(0, 8 * 256)?, FlushType::Persistent, Signal::Always, 8)?;
+//! let done = conn.cq().wait(Duration::from_secs(5))?;
+//! done.result()?; // the flush; or the write that failed, which `context` names
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Messages
+//!
+//! A message needs a receive that was posted before it arrives. Receives can be posted on a request already, so that the first message
+//! never comes too early. [`Conn::write_with_imm`] completes a receive too, once its bytes are there.
+//!
+//! ```no_run
+//! # use rpma::prelude::*;
+//! # fn f(request: ConnReq<Incoming>, peer: &Peer) -> Result<(), Box<dyn std::error::Error>> {
+//! let inbox = peer.register(AnonPages::new(4096)?, Usage::RECV)?;
+//! request.recv(inbox.slice(0..512)?, 7)?;
+//! let conn = request.connect(&[])?.established(Duration::from_secs(5))?;
+//! let completion = conn.cq().wait(Wait::Forever)?;
+//! if let Some(received) = completion.received()? {
+//!     let mut message = vec![0; received.len_bytes as usize];
+//!     inbox.read_at(0, &mut message)?; // a copy: look at it, not at the region
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Event loops
+//!
+//! Watch the descriptors of the connection and of its completion queue for reading, and ask with [`Wait::Now`] when they are readable. The
+//! completion queue raises its descriptor only after it was armed, and not for what is in it already: arm first, then poll until it is
+//! empty.
+//!
+//! ```no_run
+//! # use rpma::prelude::*;
+//! # fn f(conn: &Conn, cq_is_readable: bool, conn_is_readable: bool) -> Result<(), Box<dyn std::error::Error>> {
+//! let cq = conn.cq();
+//! if cq_is_readable {
+//!     cq.arm()?;
+//!     while let Some(completion) = cq.poll()? {
+//!         println!("{} {}: {:?}", completion.operation(), completion.context(), completion.result());
+//!     }
+//! }
+//! if conn_is_readable && conn.next_event(Wait::Now)? == ConnEvent::Closed {
+//!     conn.disconnect()?; // answers the peer's; what is outstanding completes with errors
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The end
+//!
+//! [`Conn::disconnect`] ends a connection; the other side reads [`ConnEvent::Closed`], and this side when that has answered. What is
+//! outstanding completes with errors, and then waiting says [`CqError::Drained`]. [`Conn::close`] only wakes who waits. Dropping the last
+//! handle, the completion queue's included, ends a connection too. Regions, endpoints and peers may be dropped in any order.
+//!
 //! # Flush, native and emulated
 //!
 //! A device with the RDMA FLUSH operation makes a flush by it; others make it by a READ behind the writes, as librpma does. That concerns
@@ -88,7 +157,10 @@
 //! [`Provider::from_env`] takes the provider from `RPMA_PROVIDER`, and `rdma-core` without it: rdma-core's libraries, opened at run time.
 //! Version 28 or newer must be installed where a program runs; nothing of it is needed to build one.
 //!
-//! # Errors
+//! # Errors and logs
+//!
+//! What is odd and not an error (a region that was granted less than was asked for, a connection that could not be ended in order) goes
+//! to the crate `log`, as do the first flush's way and what the connection manager says.
 //!
 //! Each operation has its own error type, whose variants carry the values that failed, and whose `code()` is librpma's number for it
 //! ([`ErrorCode`]).
