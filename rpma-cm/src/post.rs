@@ -295,14 +295,15 @@ impl Link {
         if !slice.usage().contains(needs) {
             return Err(PostError::LocalUsage { operation, has: slice.usage(), needs });
         }
-        let too_long = PostError::TooLong { operation, len_bytes: slice.len_bytes(), max_bytes: self.max_message_bytes };
-        match u32::try_from(slice.len_bytes()) {
-            Ok(length) if length <= self.max_message_bytes => {
-                Ok(Sge(Some(ibv_sge { addr: slice.addr(), length, lkey: slice.lkey() })))
-            }
-            _ => Err(too_long),
-        }
+        let length = transfer_length(operation, slice.len_bytes(), self.max_message_bytes)?;
+        Ok(Sge(Some(ibv_sge { addr: slice.addr(), length, lkey: slice.lkey() })))
     }
+}
+
+/// The length of a transfer as a request can tell it; never a shorter one.
+fn transfer_length(operation: Operation, len_bytes: usize, max_bytes: u32) -> Result<u32, PostError> {
+    let length = u32::try_from(len_bytes).ok().filter(|&length| length <= max_bytes);
+    length.ok_or(PostError::TooLong { operation, len_bytes, max_bytes })
 }
 
 /// The local side of a request: one range, or none for a message without bytes.
@@ -378,6 +379,20 @@ mod tests {
     fn emulated_flush_of_a_region_under_8_bytes_reads_all_of_it() {
         assert_eq!(emulation_reads(region(0x1000, 4).slice(3..4).unwrap()), (0x1000, 4));
         assert_eq!(emulation_reads(region(0x1000, 0).all()), (0x1000, 0));
+    }
+
+    #[test]
+    fn transfer_over_the_port_s_maximum_or_32_bits_is_refused_and_never_cut() {
+        let too_long = |len_bytes, max_bytes| {
+            let error = transfer_length(Operation::Read, len_bytes, max_bytes).unwrap_err();
+            assert_eq!(error.code(), ErrorCode::InvalidArgument);
+            matches!(error, PostError::TooLong { len_bytes: len, max_bytes: max, .. } if len == len_bytes && max == max_bytes)
+        };
+        assert!(too_long(0x8000_0001, 0x8000_0000));
+        assert!(too_long(1 << 32, u32::MAX));
+        assert!(too_long((1 << 32) + 8, u32::MAX));
+        assert_eq!(transfer_length(Operation::Read, 0x8000_0000, 0x8000_0000).unwrap(), 0x8000_0000);
+        assert_eq!(transfer_length(Operation::Send, 0, 0).unwrap(), 0);
     }
 
     #[test]

@@ -3,15 +3,19 @@
 use std::error::Error;
 use std::fs;
 use std::net::{Ipv6Addr, SocketAddr};
+use std::process::Command;
 use std::time::Instant;
 
 use rpma::prelude::*;
-use rpma::{ConnReqError, DeviceError, ErrorCode, ListenError, ProviderError};
+use rpma::{ConnReqError, DeviceError, ErrorCode, EstablishError, ListenError, ProviderError};
 
 use crate::support::{LIMIT, Pair, addr, alone_after, cfg, device, listen, peer, provider, still_works, variable};
 
 /// Nobody has this address: it is on the network of the guest that has the address under test.
 const NOBODY: &str = "10.0.0.199";
+
+/// Nobody has this one either, but the neighbour table says where it is: it resolves, and never answers.
+const SILENT: &str = "10.0.0.198";
 
 /// The names of the kernel's devices.
 fn devices_of_the_kernel() -> Vec<String> {
@@ -322,4 +326,29 @@ fn missing_rdma_core_is_an_error_that_says_what_to_install() {
         let text = error.to_string();
         assert!(text.contains("librdmacm") && text.contains("install"), "{text}");
     });
+}
+
+#[test]
+fn host_that_does_not_answer_the_connection_manager_is_unreachable_and_a_deadline_knows_it_earlier() {
+    // The connection manager asks 16 times, at intervals of 4.3 s (RoCE's packet life time): more than a minute.
+    const GIVES_UP_WITHIN: Duration = Duration::from_secs(180);
+    let interface = interface_of(&addr().to_string());
+    let neighbour = ["neigh", "replace", SILENT, "lladdr", "02:00:00:00:00:c6", "nud", "permanent", "dev", &interface];
+    assert!(Command::new("ip").args(neighbour).status().unwrap().success());
+
+    let request = ConnReq::new(&peer(), (SILENT, 7204), &cfg()).unwrap();
+    let pending = request.connect(&[]).unwrap();
+    let early = pending.established(Duration::from_millis(100)).unwrap_err();
+    assert!(matches!(early, EstablishError::TimedOut), "{early:?}");
+    let late = pending.established(GIVES_UP_WITHIN).unwrap_err();
+    assert!(matches!(late, EstablishError::Unreachable), "{late:?}");
+    pending.disconnect().unwrap();
+}
+
+/// The interface that has an address of this machine.
+fn interface_of(addr: &str) -> String {
+    let output = Command::new("ip").args(["-o", "addr", "show", "to", addr]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    // "2: eth0    inet 10.0.0.1/24 …"
+    text.split_whitespace().nth(1).unwrap().to_owned()
 }
