@@ -1,7 +1,7 @@
 //! Which address of this machine is on an RDMA device.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
@@ -31,12 +31,16 @@ fn list(tried: &[IpAddr]) -> String {
     tried.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The first address of this machine that is on a device of the provider; IPv4 before IPv6.
+/// The first address of this machine that is on a device of the provider; IPv4 before IPv6. The software provider serves the loopback
+/// address, and with it nothing leaves the machine.
 ///
 /// # Errors
 ///
 /// [`AddressError`]; its source is why the last address that was tried will not do.
 pub fn default_address(provider: &ProviderRef) -> Result<IpAddr, AddressError> {
+    if provider.name() == "soft" {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
     let mut tried = candidates().map_err(|e| AddressError::List(e.into()))?;
     // Stable, so the kernel's order is kept among those of one kind.
     tried.sort_by_key(IpAddr::is_ipv6);

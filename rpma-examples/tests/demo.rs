@@ -55,6 +55,16 @@ fn address_on_no_device_is_status_1_and_names_what_is_missing() {
     }
 }
 
+/// The whole job, on a machine with Rust alone.
+#[test]
+fn every_acknowledged_record_is_intact_after_the_target_was_killed_on_the_software_provider() {
+    let output = demo("--provider soft --records 500");
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    assert!(output.status.success(), "{text}{}", stderr(&output));
+    assert!(text.contains("verified: 500/500 acknowledged records intact after the target was killed"), "{text}");
+    assert!(text.contains("flush: native, visibility"), "{text}");
+}
+
 #[test]
 fn verify_of_what_is_not_there_is_status_1() {
     let dir = tempfile::tempdir().unwrap();

@@ -18,7 +18,7 @@ pub enum DeviceError {
     /// The machine has no RDMA device that the kernel knows.
     #[error(
         "there is no RDMA device on this machine: `rdma link show` lists them, and `rdma link add rxe0 type rxe netdev eth0` makes one \
-         of an Ethernet interface (as root, with the kernel module rdma_rxe); rpma's tools/rdma-vm runs a program in a virtual machine that has one"
+         of an Ethernet interface (as root, with the kernel module rdma_rxe); the software provider (RPMA_PROVIDER=soft) needs none"
     )]
     NoDevice { source: Option<io::Error> },
     /// The kernel knows devices, and rdma-core can open none of them.
@@ -50,7 +50,7 @@ pub enum DeviceError {
     /// An address that no device serves, the wildcard and loopback addresses among them.
     #[error(
         "{ip} is on no RDMA device: use the address of an interface that `rdma link show` lists (the wildcard and loopback addresses are \
-         on none)"
+         on none), or the software provider (RPMA_PROVIDER=soft)"
     )]
     NotOnDevice { ip: IpAddr, source: Option<io::Error> },
     /// The network has no way to the address.

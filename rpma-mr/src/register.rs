@@ -36,8 +36,8 @@ pub enum RegisterError {
     /// The kernel does not let the pages of an ordinary file be pinned for writing (EFAULT).
     #[error(
         "{backing} of {len_bytes} bytes cannot be registered for writing: this kernel does not let pages of an ordinary file be pinned; \
-         use persistent memory (device DAX, or a DAX file system with on-demand paging), a file on tmpfs, anonymous memory, or a \
-         software provider"
+         use persistent memory (device DAX, or a DAX file system with on-demand paging), a file on tmpfs, anonymous memory, or the \
+         software provider (RPMA_PROVIDER=soft)"
     )]
     CannotPin { backing: Backing, len_bytes: usize, source: io::Error },
     /// The kernel does not pin memory that is mapped for reading only (EFAULT): Linux before 6.2 pins for writing, whatever is asked.

@@ -157,6 +157,10 @@
 //! [`Provider::from_env`] takes the provider from `RPMA_PROVIDER`, and `rdma-core` without it: rdma-core's libraries, opened at run time.
 //! Version 28 or newer must be installed where a program runs; nothing of it is needed to build one.
 //!
+//! `soft` is RDMA in user space over TCP (the feature of that name, on by default; [`soft::Soft`] says what it has and where it differs
+//! from hardware): for tests, laptops and CI. `auto` is rdma-core where that has a device for the job, and `soft` elsewhere. No program
+//! falls to TCP unasked.
+//!
 //! # Errors and logs
 //!
 //! What is odd and not an error (a region that was granted less than was asked for, a connection that could not be ended in order) goes
@@ -173,6 +177,9 @@ pub use rpma_cm::*;
 pub use rpma_mr::sys::owned::CmEventKind;
 pub use rpma_mr::sys::{LoadError, ProviderRef};
 pub use rpma_mr::*;
+/// The software provider: RDMA in user space over TCP.
+#[cfg(feature = "soft")]
+pub use rpma_soft as soft;
 
 /// What most programs need: `use rpma::prelude::*`.
 pub mod prelude {

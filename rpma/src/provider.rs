@@ -2,8 +2,14 @@
 
 use std::env::{self, VarError};
 use std::fmt;
+#[cfg(feature = "soft")]
+use std::net::IpAddr;
 use std::str::FromStr;
+#[cfg(feature = "soft")]
+use std::sync::Once;
 
+#[cfg(feature = "soft")]
+use rpma_mr::Device;
 use rpma_mr::ErrorCode;
 use rpma_mr::sys::{LoadError, ProviderRef, RdmaCore};
 
@@ -20,6 +26,12 @@ pub enum Provider {
     /// rdma-core, linked to this program.
     #[cfg(feature = "rdma-sys")]
     RdmaCoreLinked,
+    /// RDMA in user space over TCP: for machines without RDMA hardware.
+    #[cfg(feature = "soft")]
+    Soft,
+    /// rdma-core where it has a device for the job, else the software provider: what tools and examples choose.
+    #[cfg(feature = "soft")]
+    Auto,
 }
 
 /// Why there is no provider.
@@ -56,6 +68,10 @@ impl Provider {
         Self::RdmaCore,
         #[cfg(feature = "rdma-sys")]
         Self::RdmaCoreLinked,
+        #[cfg(feature = "soft")]
+        Self::Soft,
+        #[cfg(feature = "soft")]
+        Self::Auto,
     ];
 
     /// Its name, as [`FromStr`] takes it.
@@ -65,6 +81,10 @@ impl Provider {
             Self::RdmaCore => "rdma-core",
             #[cfg(feature = "rdma-sys")]
             Self::RdmaCoreLinked => "rdma-core-linked",
+            #[cfg(feature = "soft")]
+            Self::Soft => "soft",
+            #[cfg(feature = "soft")]
+            Self::Auto => "auto",
         }
     }
 
@@ -74,18 +94,27 @@ impl Provider {
     ///
     /// [`ProviderError::UnknownInEnv`].
     pub fn from_env() -> Result<Self, ProviderError> {
+        Self::from_env_or(Self::default())
+    }
+
+    /// As [`from_env`](Self::from_env), with another default: tools and examples take `Auto`.
+    ///
+    /// # Errors
+    ///
+    /// [`ProviderError::UnknownInEnv`].
+    pub fn from_env_or(default: Self) -> Result<Self, ProviderError> {
         let name = match env::var(PROVIDER_VARIABLE) {
             Ok(name) => name,
             Err(VarError::NotPresent) => String::new(),
             Err(VarError::NotUnicode(name)) => name.to_string_lossy().into_owned(),
         };
         if name.is_empty() {
-            return Ok(Self::default());
+            return Ok(default);
         }
         name.parse().map_err(|_| ProviderError::UnknownInEnv { name })
     }
 
-    /// Opens it.
+    /// Opens it. `Auto` is rdma-core if that has any device; where the address is known, [`open_for`](Self::open_for) chooses better.
     ///
     /// # Errors
     ///
@@ -95,6 +124,32 @@ impl Provider {
             Self::RdmaCore => Ok(RdmaCore::open()?),
             #[cfg(feature = "rdma-sys")]
             Self::RdmaCoreLinked => Ok(rpma_mr::sys::RdmaCoreLinked::open()),
+            #[cfg(feature = "soft")]
+            Self::Soft => Ok(rpma_soft::Soft::open()),
+            #[cfg(feature = "soft")]
+            Self::Auto => Ok(auto(|provider| Device::list(provider).is_ok())),
+        }
+    }
+
+    /// Opens it for an address, local or a peer's: `Auto` is rdma-core if that has a device which leads there.
+    ///
+    /// # Errors
+    ///
+    /// [`ProviderError::Load`], which says what to install.
+    pub fn open_for(self, host: &str) -> Result<ProviderRef, ProviderError> {
+        match self {
+            #[cfg(feature = "soft")]
+            Self::Auto => {
+                let is_loopback = host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+                let leads_there = |provider: &ProviderRef| {
+                    Device::local(provider, host).is_ok() || Device::remote(provider, host, Device::RESOLVE_TIMEOUT).is_ok()
+                };
+                Ok(auto(|provider| !is_loopback && leads_there(provider)))
+            }
+            other => {
+                let _the_same_everywhere = host;
+                other.open()
+            }
         }
     }
 }
@@ -114,6 +169,19 @@ impl FromStr for Provider {
             .copied()
             .find(|provider| provider.name() == name)
             .ok_or_else(|| ProviderError::Unknown { name: name.to_owned() })
+    }
+}
+
+/// rdma-core if it is there and will do, else the software provider.
+#[cfg(feature = "soft")]
+fn auto(will_do: impl FnOnce(&ProviderRef) -> bool) -> ProviderRef {
+    match RdmaCore::open() {
+        Ok(provider) if will_do(&provider) => provider,
+        _ => {
+            static TOLD: Once = Once::new();
+            TOLD.call_once(|| log::info!("no RDMA device for this: RDMA in user space over TCP is used (the provider soft)"));
+            rpma_soft::Soft::open()
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::panic;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -28,12 +29,27 @@ pub(crate) fn addr() -> IpAddr {
 
 /// The provider under test.
 pub(crate) fn provider() -> ProviderRef {
+    if is_soft() && !soft_has_native_operations() {
+        static PLAIN: OnceLock<ProviderRef> = OnceLock::new();
+        let config = rpma::soft::SoftConfig::default().without_native_operations();
+        return PLAIN.get_or_init(|| rpma::soft::Soft::with_config(config).unwrap()).clone();
+    }
     let chosen: Provider = variable("RPMA_TEST_PROVIDER").parse().expect("RPMA_TEST_PROVIDER names a provider");
     chosen.open().expect("the provider under test opens")
 }
 
 pub(crate) fn variable(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set: this suite needs a device; see CONTRIBUTING.md"))
+}
+
+/// Whether the software provider is under test.
+fn is_soft() -> bool {
+    variable("RPMA_TEST_PROVIDER") == "soft"
+}
+
+/// `RPMA_TEST_NATIVE=off` tests the emulations on the software provider.
+fn soft_has_native_operations() -> bool {
+    env::var_os("RPMA_TEST_NATIVE").is_none_or(|native| native != "off")
 }
 
 /// The device under test.
@@ -194,8 +210,12 @@ pub(crate) struct Known {
     pub(crate) on_demand_paging: bool,
 }
 
-/// What the soft-RoCE of the running kernel has.
+/// What the device under test has: the software provider, or the soft-RoCE of the running kernel.
 pub(crate) fn known() -> Known {
+    if is_soft() {
+        let native = soft_has_native_operations();
+        return Known { native_ops: native, on_demand_paging: native };
+    }
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
     let version = (numbers.next().unwrap(), numbers.next().unwrap());

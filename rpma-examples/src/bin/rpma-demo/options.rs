@@ -263,7 +263,7 @@ impl Options {
             .map_err(|e| usage(ErrorKind::ValueValidation, format!("{e}: give a smaller --records or --size")))?;
         let provider = || match self.provider {
             Some(provider) => Ok(provider),
-            None => Provider::from_env().map_err(|e| usage(ErrorKind::InvalidValue, e.to_string())),
+            None => Provider::from_env_or(Provider::Auto).map_err(|e| usage(ErrorKind::InvalidValue, e.to_string())),
         };
         let addr = match (self.addr, environment.addr) {
             (Some(addr), _) => Some(addr),
@@ -337,7 +337,7 @@ impl Options {
 
 fn provider_help() -> String {
     let names: Vec<_> = Provider::ALL.iter().map(|provider| provider.name()).collect();
-    format!("What carries RDMA: {} [default: {}]", names.join(", "), Provider::default())
+    format!("What carries RDMA: {} [default: {}]", names.join(", "), Provider::Auto)
 }
 
 fn missing(sentence: &str) -> clap::Error {

@@ -67,7 +67,10 @@ pub(crate) enum TargetError {
 
 /// Does the target's part; returns when the writer has disconnected.
 pub(crate) fn run(options: &Target) -> Result<(), TargetError> {
-    let provider = options.provider.open()?;
+    let provider = match &options.addr {
+        Some(host) => options.provider.open_for(host)?,
+        None => options.provider.open()?,
+    };
     let host = match &options.addr {
         Some(host) => host.clone(),
         None => default_address(&provider)?.to_string(),

@@ -75,8 +75,8 @@ pub(crate) enum AppendError {
 
 /// Does the writer's part.
 pub(crate) fn run(options: &Writer) -> Result<(), WriterError> {
-    let provider = options.provider.open()?;
     let (host, port) = (options.addr.as_str(), options.port);
+    let provider = options.provider.open_for(host)?;
     let device = Device::remote(&provider, host, options.timeout)
         .map_err(|source| WriterError::Device { host: host.to_owned(), source })?;
     let peer = Peer::new(&device).map_err(|source| WriterError::Peer { device: device.name().to_owned(), source })?;

@@ -1,0 +1,47 @@
+//! What a software device is like.
+
+use std::time::Duration;
+
+/// Properties of a software device: [`Soft::with_config`](crate::Soft::with_config).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SoftConfig {
+    /// Whether it has native flush. Without, users flush by reading.
+    pub native_flush: bool,
+    /// Whether it has native atomic write. Without, users write 8 bytes.
+    pub native_atomic_write: bool,
+    /// Whether it says that it has on-demand paging. It pins no memory either way.
+    pub on_demand_paging: bool,
+    /// How long a host may show no sign of life when it is connected to. The kernel's connection manager takes about a minute.
+    pub unreachable_after: Duration,
+    /// How long the other end's program may take to answer a request, an accept or a disconnect.
+    pub answer_after: Duration,
+    /// How long a peer may make no progress at all, per retry of the connection's retry count and one more: the acknowledge time-out.
+    pub ack_timeout: Duration,
+    /// How long after a connection's end the event `TIMEWAIT_EXIT` comes.
+    pub time_wait: Duration,
+}
+
+impl Default for SoftConfig {
+    /// Everything that the device can do. Times: 5 s until a host counts as unreachable, 2 minutes for answers (the kernel's accepting
+    /// side asks for 68 s), 2.1 s acknowledge time-out (code 19 of InfiniBand's), 100 ms time-wait.
+    fn default() -> Self {
+        Self {
+            native_flush: true,
+            native_atomic_write: true,
+            on_demand_paging: true,
+            unreachable_after: Duration::from_secs(5),
+            answer_after: Duration::from_secs(120),
+            ack_timeout: Duration::from_millis(2_147),
+            time_wait: Duration::from_millis(100),
+        }
+    }
+}
+
+impl SoftConfig {
+    /// Without native flush, native atomic write and on-demand paging: what users then emulate is emulated.
+    #[must_use]
+    pub fn without_native_operations(self) -> Self {
+        Self { native_flush: false, native_atomic_write: false, on_demand_paging: false, ..self }
+    }
+}

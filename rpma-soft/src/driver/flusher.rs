@@ -1,0 +1,38 @@
+//! The thread that makes data durable.
+#![forbid(unsafe_code)]
+
+use std::sync::Mutex;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+
+use super::lock;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Runs `job` on the thread for what takes long; here and now, if there can be no such thread.
+pub(crate) fn persist(job: Job) {
+    // With the process that the thread is in: a forked child has none.
+    static QUEUE: Mutex<Option<(u32, Sender<Job>)>> = Mutex::new(None);
+    let pid = std::process::id();
+    let mut queue = lock(&QUEUE);
+    if queue.as_ref().is_none_or(|(of, _)| *of != pid) {
+        let (sender, receiver) = mpsc::channel::<Job>();
+        let run = move || {
+            super::net::block_signals();
+            receiver.iter().for_each(|job| job());
+        };
+        match thread::Builder::new().name("rpma-soft-flush".into()).spawn(run) {
+            Ok(_) => *queue = Some((pid, sender)),
+            Err(e) => {
+                log::warn!("no thread for flushes: {e}");
+                drop(queue);
+                return job();
+            }
+        }
+    }
+    let Some((_, sender)) = queue.as_ref() else { return };
+    if let Err(mpsc::SendError(job)) = sender.send(job) {
+        drop(queue);
+        job();
+    }
+}

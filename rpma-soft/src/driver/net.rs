@@ -1,0 +1,134 @@
+//! TCP sockets.
+#![expect(unsafe_code, reason = "blocks signals in a thread of ours")]
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+
+/// A TCP socket, non-blocking.
+#[derive(Debug)]
+pub(crate) struct Socket(OwnedFd);
+
+fn family(addr: &SocketAddr) -> AddressFamily {
+    if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}
+
+impl Socket {
+    /// A socket that is bound to `addr`; port 0 is one that the kernel picks.
+    pub(crate) fn bound(addr: SocketAddr) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = net::socket_with(family(&addr), SocketType::STREAM, flags, None)?;
+        // A port of a connection that just ended can be listened on again. With port 0 it would let two sockets have the same one.
+        sockopt::set_socket_reuseaddr(&socket, addr.port() != 0)?;
+        net::bind(&socket, &addr)?;
+        Ok(Self(socket))
+    }
+
+    /// Its address.
+    pub(crate) fn local(&self) -> io::Result<SocketAddr> {
+        Ok(SocketAddr::try_from(net::getsockname(&self.0)?)?)
+    }
+
+    /// The other end's.
+    pub(crate) fn peer(&self) -> io::Result<SocketAddr> {
+        let addr = net::getpeername(&self.0)?.ok_or(Errno::NOTCONN)?;
+        Ok(SocketAddr::try_from(addr)?)
+    }
+
+    /// Listens.
+    pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {
+        Ok(net::listen(&self.0, backlog)?)
+    }
+
+    /// The next who connected, if there is one.
+    pub(crate) fn accept(&self) -> io::Result<Option<Self>> {
+        match net::accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => {
+                sockopt::set_tcp_nodelay(&socket, true)?;
+                Ok(Some(Self(socket)))
+            }
+            Err(Errno::AGAIN) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Starts to connect.
+    pub(crate) fn connect(&self, addr: SocketAddr) -> io::Result<()> {
+        sockopt::set_tcp_nodelay(&self.0, true)?;
+        match net::connect(&self.0, &addr) {
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Has closing reset the connection, which leaves the port free at once: otherwise it is taken for a minute more, and a machine has
+    /// some 28,000 of them. The other end still reads what arrived before; if the last frame is lost on the way, the reset tells the same.
+    pub(crate) fn reset_on_close(&self) {
+        let _ = sockopt::set_socket_linger(&self.0, Some(Duration::ZERO));
+    }
+
+    /// Whether it is connected. Errors are those of connecting.
+    pub(crate) fn is_connected(&self) -> io::Result<bool> {
+        sockopt::socket_error(&self.0)??;
+        match net::getpeername(&self.0) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOTCONN) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The address of this machine that reaches `to`. Nothing is sent.
+pub(crate) fn source_for(to: SocketAddr) -> io::Result<SocketAddr> {
+    let socket = net::socket_with(family(&to), SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    // Port 0 cannot be connected to.
+    let asked = if to.port() == 0 { SocketAddr::new(to.ip(), 1) } else { to };
+    net::connect(&socket, &with_scope(asked, to))?;
+    let mut addr = SocketAddr::try_from(net::getsockname(&socket)?)?;
+    addr.set_port(0);
+    Ok(addr)
+}
+
+/// `SocketAddr::new` loses the scope.
+fn with_scope(addr: SocketAddr, of: SocketAddr) -> SocketAddr {
+    match (addr, of) {
+        (SocketAddr::V6(mut addr), SocketAddr::V6(of)) => {
+            addr.set_scope_id(of.scope_id());
+            addr.into()
+        }
+        (addr, _) => addr,
+    }
+}
+
+/// An IPv4 address that came in at an IPv6 socket, as IPv4.
+pub(crate) fn unmapped(addr: SocketAddr) -> SocketAddr {
+    match addr.ip() {
+        IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(addr, |ip| SocketAddr::new(ip.into(), addr.port())),
+        IpAddr::V4(_) => addr,
+    }
+}
+
+/// Whether every address of the machine is meant.
+pub(crate) fn is_any(addr: &SocketAddr) -> bool {
+    addr.ip() == IpAddr::from(Ipv4Addr::UNSPECIFIED) || addr.ip() == IpAddr::from(Ipv6Addr::UNSPECIFIED)
+}
+
+/// Leaves all signals to the program's threads.
+pub(crate) fn block_signals() {
+    // SAFETY: plain bits, which the next call sets.
+    let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: a valid place for the result.
+    unsafe { libc::sigfillset(&raw mut all) };
+    // SAFETY: `all` is a set; the old one is not asked for. The calling thread is ours.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut()) };
+}

@@ -1,0 +1,250 @@
+//! One TCP stream: bytes to frames and back, payload straight between the socket and registered memory.
+#![expect(unsafe_code, reason = "gives addresses of registered memory to the kernel")]
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use super::net::Socket;
+use crate::cm::{Machine, StreamEnd};
+use crate::objects::memory::{DeviceMemory, Lease, Touch};
+use crate::objects::touch::{self, MAX_PIECES, Piece};
+use crate::rc::{MemoryFault, Range, RcQp};
+use crate::wire::{CmFrame, Decoder, Event, Frame, MAX_HEADER_BYTES, PREAMBLE_BYTES, Preamble};
+
+/// Room for headers, and for payload that came in with them.
+const ROOM_BYTES: usize = 32 * 1024;
+/// How many system calls one round makes in a direction before others get their turn.
+pub(super) const ROUND: u32 = 64;
+
+thread_local! {
+    pub(super) static ROOM: RefCell<Box<[u8]>> = RefCell::new(vec![0; ROOM_BYTES].into());
+}
+
+/// What a round did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moved {
+    /// Nothing is left to do until the socket says so.
+    Idle,
+    /// There may be more.
+    More,
+}
+
+/// Whose queue pair the stream serves, if it has one.
+pub(crate) type Qp = RcQp<DeviceMemory>;
+
+/// Something waits to be sent that is too large to be copied.
+#[derive(Debug)]
+pub(super) struct Sending {
+    pub(super) ranges: VecDeque<Range<Lease>>,
+    pub(super) inline: Option<(std::sync::Arc<[u8]>, usize)>,
+}
+
+/// Payload is due.
+#[derive(Debug)]
+pub(super) struct Filling {
+    /// Where it goes; what is left of it. Empty if it is thrown away.
+    pub(super) ranges: VecDeque<Range<Lease>>,
+    pub(super) placed: Result<(), MemoryFault>,
+    /// The core was told that it is over, since it needs the memory back.
+    pub(super) told: bool,
+}
+
+/// What is sent.
+#[derive(Debug, Default)]
+pub(super) struct Tx {
+    /// Headers and short payload.
+    pub(super) staged: Vec<u8>,
+    pub(super) sent: usize,
+    pub(super) sending: Option<Sending>,
+    pub(super) frames: VecDeque<CmFrame>,
+}
+
+/// A stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(super) socket: Socket,
+    connected: bool,
+    /// This end connected, from a port that it had to find.
+    active: bool,
+    pub(super) tx: Tx,
+    pub(super) decoder: Decoder,
+    pub(super) filling: Option<Filling>,
+}
+
+impl Tx {
+    pub(super) fn is_empty(&self) -> bool {
+        self.sent == self.staged.len() && self.sending.is_none()
+    }
+}
+
+impl Stream {
+    /// A stream that is being connected.
+    pub(crate) fn connecting(socket: Socket) -> Self {
+        let mut stream = Self::accepted(socket);
+        stream.connected = false;
+        stream.active = true;
+        stream
+    }
+
+    /// A stream that somebody connected to us.
+    pub(crate) fn accepted(socket: Socket) -> Self {
+        let tx = Tx { staged: Preamble::encode().into(), ..Tx::default() };
+        Self { socket, connected: true, active: false, tx, decoder: Decoder::new(), filling: None }
+    }
+
+    /// Its socket.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// Sends a frame behind what is being sent.
+    pub(crate) fn send(&mut self, frame: CmFrame) {
+        self.tx.frames.push_back(frame);
+    }
+
+    /// Whether memory of the queue pair is being sent, so that work cannot complete.
+    pub(crate) fn holds_memory(&self) -> bool {
+        self.tx.sending.is_some()
+    }
+
+    /// The queue pair is in the error state: gives back the memory that its requests are to be filled in, and throws away what comes.
+    pub(crate) fn give_back(&mut self, qp: &mut Qp, now: Instant) {
+        if let Some(filling) = self.filling.as_mut().filter(|filling| !filling.told) {
+            filling.ranges.clear();
+            filling.told = true;
+            qp.payload_done(now, Err(MemoryFault));
+        }
+    }
+
+    /// The queue pair goes away. `Err` if the stream cannot go on without it.
+    pub(crate) fn forget_qp(&mut self) -> Result<(), StreamEnd> {
+        if let Some(filling) = &mut self.filling {
+            filling.ranges.clear();
+            filling.told = true;
+        }
+        if self.tx.sending.is_some() { Err(StreamEnd::Closed) } else { Ok(()) }
+    }
+
+    /// Reads until the other end's first frame, for which the rest of this waits. `None`: it is not here yet.
+    pub(crate) fn first_frame(&mut self) -> Result<Option<Frame>, StreamEnd> {
+        self.transmit(None, Instant::now())?;
+        ROOM.with_borrow_mut(|room| {
+            loop {
+                // No more than can be the first frame: what comes behind it is for who takes the stream over.
+                let size = MAX_HEADER_BYTES.min(PREAMBLE_BYTES);
+                let Some(bytes) = self.read(&mut room[..size])? else { return Ok(None) };
+                let mut input = &room[..bytes];
+                while !input.is_empty() {
+                    match self.decoder.next(&mut input) {
+                        Ok(Some(Event::Frame(frame))) if input.is_empty() => return Ok(Some(frame)),
+                        Ok(Some(Event::Frame(_))) => return Err(StreamEnd::Violation),
+                        Ok(_) => {}
+                        Err(e) => {
+                            log::debug!("a stranger is no peer: {e}");
+                            return Err(StreamEnd::Violation);
+                        }
+                    }
+                }
+            }
+        })
+    }
+
+    /// Sends and receives what can be. `Err`: the stream is over.
+    pub(crate) fn run(&mut self, qp: Option<&mut Qp>, cm: &mut Machine, now: Instant) -> Result<Moved, StreamEnd> {
+        if !self.connected {
+            match self.socket.is_connected() {
+                Ok(true) => self.connected = true,
+                Ok(false) => return Ok(Moved::Idle),
+                Err(e) => return Err(end_of_connect(&e)),
+            }
+        }
+        let mut qp = qp;
+        self.transmit(qp.as_deref_mut(), now)?;
+        let received = self.receive(qp.as_deref_mut(), cm, now)?;
+        // What came asks for answers.
+        let sent = self.transmit(qp, now)?;
+        Ok(if sent == Moved::More || received == Moved::More { Moved::More } else { Moved::Idle })
+    }
+
+    /// Sends what can be. What arrived meanwhile is looked after by whoever the socket tells. `Err`: the stream is over.
+    pub(crate) fn run_out(&mut self, qp: &mut Qp, now: Instant) -> Result<Moved, StreamEnd> {
+        if self.connected { self.transmit(Some(qp), now) } else { Ok(Moved::Idle) }
+    }
+
+    /// Sends what is staged, as far as it goes, and gives the stream up.
+    pub(crate) fn close(mut self) {
+        if !self.connected {
+            return;
+        }
+        let _ = self.transmit(None, Instant::now());
+        // With something unread, `close` would reset the connection, and the other end might lose what was sent last.
+        ROOM.with_borrow_mut(|room| {
+            for _ in 0..ROUND {
+                if !matches!(self.read(room), Ok(Some(_))) {
+                    break;
+                }
+            }
+        });
+        if self.active {
+            self.socket.reset_on_close();
+        }
+    }
+
+    fn read(&self, room: &mut [u8]) -> Result<Option<usize>, StreamEnd> {
+        let piece = Piece::room(room);
+        // SAFETY: `room` is borrowed for us alone.
+        received(unsafe { touch::receive(self.socket.as_fd(), &[piece]) })
+    }
+}
+
+/// Takes `bytes` bytes from the front of `ranges`.
+pub(super) fn take_front(ranges: &mut VecDeque<Range<Lease>>, bytes: usize) {
+    let mut left = bytes;
+    while let (Some(range), true) = (ranges.front_mut(), left > 0) {
+        let taken = left.min(range.len_bytes as usize);
+        left -= taken;
+        range.addr += taken as u64;
+        range.len_bytes -= u32::try_from(taken).expect("no more than the range has");
+        if range.len_bytes == 0 {
+            ranges.pop_front();
+        }
+    }
+}
+
+/// Sets the memory of `ranges` aside for one system call.
+pub(super) fn set_aside<'a>(
+    ranges: &'a VecDeque<Range<Lease>>,
+    pieces: &mut Vec<Piece>,
+    touched: &mut Vec<Touch<'a>>,
+) -> Result<(), MemoryFault> {
+    for range in ranges.iter().take(MAX_PIECES) {
+        let touch = range.lease.region().touch()?;
+        pieces.push(Piece::registered(&touch, range.addr, range.len_bytes as usize));
+        touched.push(touch);
+    }
+    Ok(())
+}
+
+/// What a receiving system call says.
+pub(super) fn received(result: io::Result<usize>) -> Result<Option<usize>, StreamEnd> {
+    match result {
+        Ok(0) => Err(StreamEnd::Closed),
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+        Err(e) => {
+            log::debug!("a stream ended: {e}");
+            Err(StreamEnd::Closed)
+        }
+    }
+}
+
+/// What an error of connecting says.
+fn end_of_connect(error: &io::Error) -> StreamEnd {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => StreamEnd::Refused,
+        _ => StreamEnd::Unreachable,
+    }
+}

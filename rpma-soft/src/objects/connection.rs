@@ -1,0 +1,443 @@
+//! A connection: what our threads share of an identifier, its stream, and its queue pair.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError, Weak};
+use std::time::Instant;
+
+use super::cq::{Cq, Entry};
+use super::device::Device;
+use super::event_channel::{EventChannel, Waiting};
+use super::listener::Listener;
+use super::memory::DeviceMemory;
+use crate::cm::{Event, Kind, Limits, Machine, StreamEnd};
+use crate::driver::{Driver, Moved, Socket, Source, Stream, Token, lock, wait_while};
+use crate::rc::{RcQp, RequesterConfig, ResponderConfig};
+use crate::wire::{Accept, ConnectRequest, PrivateData, Reject, RnrTimer};
+
+/// One identifier's part of the device.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) device: Arc<Device>,
+    pub(super) driver: Arc<Driver>,
+    pub(super) token: Token,
+    pub(super) me: Weak<Self>,
+    /// `None` once it is destroyed: the program closes the channel, and its descriptor with it.
+    channel: Mutex<Option<Arc<EventChannel>>>,
+    events: Mutex<Counts>,
+    all_acked: Condvar,
+    /// Where the program's structure is; 0 before there is one, or when it is gone.
+    pub(crate) handle: AtomicUsize,
+    state: Mutex<State>,
+    /// Threads that wait for the state. Whoever only polls lets them go first: a loop that polls would lock them out.
+    waiting: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    told: u64,
+    acked: u64,
+}
+
+/// What changes.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(super) cm: Machine,
+    pub(super) stream: Option<Stream>,
+    pub(super) qp: Option<QpSlot>,
+    pub(super) bound: Option<Socket>,
+    pub(super) listener: Option<Listener>,
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: Option<SocketAddr>,
+    /// The next deadline that the driver knows of.
+    pub(super) reminded: Option<Instant>,
+    /// When the stream is cut, since a message is half sent and the queue pair in the error state.
+    pub(super) cut_at: Option<Instant>,
+    /// The retry count that we asked with.
+    retry: u8,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct QpSlot {
+    pub(crate) core: RcQp<DeviceMemory>,
+    pub(crate) number: u32,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    /// The core knows that there is no stream any more.
+    pub(super) told_gone: bool,
+}
+
+impl QpSlot {
+    /// A queue pair that was just made.
+    pub(crate) fn new(core: RcQp<DeviceMemory>, number: u32, send_cq: Arc<Cq>, recv_cq: Arc<Cq>) -> Self {
+        Self { core, number, send_cq, recv_cq, told_gone: false }
+    }
+}
+
+/// How the two ends' parameters of the connection manager meet.
+#[derive(Debug, Clone, Copy)]
+struct Terms {
+    resources: u8,
+    depth: u8,
+    rnr_retry: u8,
+    retry: u8,
+}
+
+impl Connection {
+    /// Without a connection yet.
+    pub(crate) fn new(device: Arc<Device>, channel: Arc<EventChannel>) -> io::Result<Arc<Self>> {
+        let cm = Machine::new(limits(&device));
+        Self::with(device, channel, cm, None, None)
+    }
+
+    /// One that was asked for.
+    pub(super) fn requested(listener: &Self, request: ConnectRequest, stream: Stream) -> io::Result<Arc<Self>> {
+        let device = Arc::clone(&listener.device);
+        let channel = lock(&listener.channel).clone().ok_or(io::ErrorKind::NotConnected)?;
+        let cm = Machine::requested(limits(&device), request);
+        let addrs = (stream.socket().local()?, stream.socket().peer()?);
+        Self::with(device, channel, cm, Some(stream), Some(addrs))
+    }
+
+    fn with(
+        device: Arc<Device>,
+        channel: Arc<EventChannel>,
+        cm: Machine,
+        stream: Option<Stream>,
+        addrs: Option<(SocketAddr, SocketAddr)>,
+    ) -> io::Result<Arc<Self>> {
+        let driver = Driver::get()?;
+        let unmapped = crate::driver::unmapped;
+        let new = Arc::new_cyclic(|me: &Weak<Self>| {
+            let token = driver.enter(Weak::clone(me) as Weak<dyn Source>);
+            Self {
+                device,
+                driver: Arc::clone(&driver),
+                token,
+                me: Weak::clone(me),
+                channel: Mutex::new(Some(channel)),
+                events: Mutex::default(),
+                all_acked: Condvar::new(),
+                handle: AtomicUsize::new(0),
+                waiting: AtomicUsize::new(0),
+                state: Mutex::new(State {
+                    cm,
+                    stream,
+                    qp: None,
+                    bound: None,
+                    listener: None,
+                    local: addrs.map(|(local, _)| unmapped(local)),
+                    peer: addrs.map(|(_, peer)| unmapped(peer)),
+                    reminded: None,
+                    cut_at: None,
+                    retry: 0,
+                }),
+            }
+        });
+        if let Some(stream) = &lock(&new.state).stream {
+            driver.hand_over(stream.socket(), new.token)?;
+        }
+        Ok(new)
+    }
+
+    /// Its state, for a look or a change that moves no data.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let state = lock(&self.state);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        state
+    }
+
+    // ---- events ----
+
+    /// How many of the requests that came in here the program has not taken.
+    pub(super) fn requests(&self) -> usize {
+        lock(&self.channel).as_ref().map_or(0, |channel| channel.requests(self))
+    }
+
+    pub(super) fn tell(&self, event: Event) {
+        // As in the kernel, an identifier that the program does not have yet has no events.
+        if self.handle.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let Some(of) = self.me.upgrade() else { return };
+        if let Some(channel) = &*lock(&self.channel) {
+            channel.push(Waiting { of, child: None, event });
+        }
+    }
+
+    /// Tells of a request that came in here.
+    pub(super) fn tell_request(&self, child: Arc<Self>, event: Event) {
+        let Some(of) = self.me.upgrade() else { return };
+        match &*lock(&self.channel) {
+            Some(channel) => channel.push(Waiting { of, child: Some(child), event }),
+            // The listener is gone meanwhile, and nobody else will tell the client.
+            None => child.destroy(),
+        }
+    }
+
+    pub(super) fn event_told(&self) {
+        lock(&self.events).told += 1;
+    }
+
+    /// The program acknowledges an event.
+    pub(crate) fn event_acked(&self) {
+        lock(&self.events).acked += 1;
+        self.all_acked.notify_all();
+    }
+
+    fn wait_for_acks(&self) {
+        drop(wait_while(&self.all_acked, lock(&self.events), |counts| counts.told != counts.acked));
+    }
+
+    /// Moves it, with the events that the program has not taken, to another channel: `rdma_migrate_id(3)`.
+    pub(crate) fn migrate(&self, to: Arc<EventChannel>) {
+        let mut channel = lock(&self.channel);
+        for waiting in channel.iter().flat_map(|channel| channel.remove(self)) {
+            to.push(waiting);
+        }
+        *channel = Some(to);
+        drop(channel);
+        self.wait_for_acks();
+    }
+
+    // ---- the connection manager's calls ----
+
+    /// Tells the program something that needs no other end.
+    pub(crate) fn announce(&self, kind: Kind) {
+        let mut state = self.state();
+        state.cm.tell(kind);
+        self.run(&mut state);
+    }
+
+    /// `rdma_connect(3)`.
+    pub(crate) fn connect(&self, request: ConnectRequest) -> io::Result<()> {
+        let mut state = self.state();
+        let now = Instant::now();
+        let Some(socket) = state.bound.take() else { return Err(invalid()) };
+        if state.cm.connect(now, request).is_err() {
+            state.bound = Some(socket);
+            return Err(invalid());
+        }
+        state.retry = request.retry_count;
+        // TCP could connect a socket to itself.
+        let connecting = if request.source == request.destination {
+            Err(io::ErrorKind::ConnectionRefused.into())
+        } else {
+            self.driver.watch(&socket, self.token).and_then(|()| socket.connect(request.destination))
+        };
+        match connecting {
+            Ok(()) => state.stream = Some(Stream::connecting(socket)),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => state.cm.stream_ended(now, StreamEnd::Refused),
+            Err(e) => {
+                log::info!("{} cannot be reached: {e}", request.destination);
+                state.cm.stream_ended(now, StreamEnd::Unreachable);
+            }
+        }
+        self.run(&mut state);
+        Ok(())
+    }
+
+    /// `rdma_accept(3)`, of a request.
+    pub(crate) fn accept(&self, accept: Accept) -> io::Result<()> {
+        let mut state = self.state();
+        let Some(&request) = state.cm.request() else { return Err(invalid()) };
+        let terms = Terms {
+            resources: accept.responder_resources,
+            depth: accept.initiator_depth,
+            rnr_retry: request.rnr_retry_count,
+            retry: request.retry_count,
+        };
+        self.ready_qp(&mut state, terms)?;
+        state.cm.accept(Instant::now(), accept).map_err(|_| invalid())?;
+        self.run(&mut state);
+        Ok(())
+    }
+
+    /// `rdma_reject(3)`.
+    pub(crate) fn reject(&self, private_data: PrivateData<{ Reject::PRIVATE_DATA_BYTES }>) -> io::Result<()> {
+        let mut state = self.state();
+        state.cm.reject(private_data).map_err(|_| invalid())?;
+        self.run(&mut state);
+        Ok(())
+    }
+
+    /// `rdma_disconnect(3)`.
+    pub(crate) fn disconnect(&self) -> io::Result<()> {
+        let mut state = self.state();
+        if state.cm.is_idle() {
+            return Err(invalid());
+        }
+        let state = &mut *state;
+        if let Some(qp) = &mut state.qp {
+            qp.core.move_to_error();
+        }
+        state.cm.disconnect(Instant::now());
+        self.run(state);
+        Ok(())
+    }
+
+    /// The program takes the answer to its request: its queue pair becomes ready, and the other end is told.
+    pub(crate) fn establish(&self, accept: &Accept) -> io::Result<()> {
+        let mut state = self.state();
+        let terms = Terms {
+            resources: accept.initiator_depth,
+            depth: accept.responder_resources,
+            rnr_retry: accept.rnr_retry_count,
+            retry: state.retry,
+        };
+        let ready = self.ready_qp(&mut state, terms);
+        match &ready {
+            Ok(()) => state.cm.establish(),
+            // Nothing else can be done with it; the other end is told.
+            Err(_) => drop(state.cm.reject(PrivateData::default())),
+        }
+        self.run(&mut state);
+        ready
+    }
+
+    /// The connection did not come to be: the queue pair is of no use (`ucma_modify_qp_err` in librdmacm).
+    pub(crate) fn qp_to_error(&self) {
+        let mut state = self.state();
+        if let Some(qp) = &mut state.qp {
+            qp.core.move_to_error();
+        }
+        self.run(&mut state);
+    }
+
+    fn ready_qp(&self, state: &mut State, terms: Terms) -> io::Result<()> {
+        let Some(qp) = &mut state.qp else { return Ok(()) };
+        let rnr_timer = RnrTimer::from_code(RNR_TIMER).expect("0 is a code");
+        let tries = u32::from(terms.retry) + 1;
+        qp.core.to_ready_to_receive(ResponderConfig { resources: terms.resources, rnr_timer }).map_err(|_| invalid())?;
+        let requester = RequesterConfig {
+            depth: terms.depth,
+            rnr_retry: terms.rnr_retry,
+            retry_time: Some(self.device.config.ack_timeout.saturating_mul(tries)),
+        };
+        qp.core.to_ready_to_send(requester).map_err(|_| invalid())
+    }
+
+    /// `rdma_destroy_id(3)`: the other end is told, no event comes any more, and those that the program took are acknowledged.
+    pub(crate) fn destroy(&self) {
+        self.handle.store(0, Ordering::Release);
+        {
+            let mut state = self.state();
+            state.cm.destroy();
+            self.run(&mut state);
+            let (stream, listener) = (state.stream.take(), state.listener.take());
+            state.bound = None;
+            drop(state);
+            if let Some(stream) = stream {
+                stream.close();
+            }
+            drop(listener);
+        }
+        let channel = lock(&self.channel).take();
+        let unread = channel.map(|channel| channel.remove(self));
+        for request in unread.into_iter().flatten().filter_map(|waiting| waiting.child) {
+            request.destroy();
+        }
+        self.driver.leave(self.token);
+        self.wait_for_acks();
+    }
+
+    // ---- the queue pair ----
+
+    /// Gives it a queue pair. `Err` gives it back: there is one.
+    pub(crate) fn put_qp(&self, qp: QpSlot) -> io::Result<()> {
+        let mut state = self.state();
+        if state.qp.is_some() {
+            return Err(invalid());
+        }
+        qp.send_cq.attach(qp.number, Weak::clone(&self.me));
+        if !Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
+            qp.recv_cq.attach(qp.number, Weak::clone(&self.me));
+        }
+        state.qp = Some(qp);
+        Ok(())
+    }
+
+    /// Takes its queue pair away. Nothing of it is under way any more when this returns.
+    pub(crate) fn take_qp(&self) {
+        let mut state = self.state();
+        let Some(qp) = state.qp.take() else { return };
+        if let Some(stream) = &mut state.stream
+            && let Err(end) = stream.forget_qp()
+        {
+            self.end_stream(&mut state, end);
+        }
+        self.run(&mut state);
+        drop(state);
+        qp.send_cq.detach(qp.number);
+        qp.recv_cq.detach(qp.number);
+    }
+
+    /// Does something with the queue pair, and what follows from it.
+    pub(crate) fn with_qp<T>(&self, f: impl FnOnce(&mut QpSlot) -> T) -> Option<T> {
+        let mut state = self.state();
+        let state = &mut *state;
+        let qp = state.qp.as_mut()?;
+        let result = f(qp);
+        // Sending is enough here: a program that posts much would pay for looking each time.
+        let now = Instant::now();
+        match state.stream.as_mut().map(|stream| stream.run_out(&mut qp.core, now)) {
+            None | Some(Ok(Moved::Idle)) => {}
+            Some(Ok(Moved::More)) => self.run_soon(),
+            Some(Err(end)) => self.end_stream(state, end),
+        }
+        if self.settle(state, now) {
+            self.run(state);
+        } else {
+            self.remind(state);
+        }
+        Some(result)
+    }
+
+    /// Gives a polled completion's slots back.
+    pub(crate) fn release(&self, entry: &Entry) {
+        let mut state = self.state();
+        if let Some(qp) = state.qp.as_mut().filter(|qp| qp.number == entry.qp_num) {
+            qp.core.release(&entry.completion);
+        }
+    }
+
+    /// Moves data if nobody else does just now.
+    pub(crate) fn progress(&self) {
+        if self.waiting.load(Ordering::Relaxed) != 0 {
+            return;
+        }
+        match self.state.try_lock() {
+            Ok(mut state) => self.run(&mut state),
+            Err(TryLockError::Poisoned(poisoned)) => self.run(&mut poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+    }
+
+    /// Has the progress thread look after it.
+    pub(crate) fn run_soon(&self) {
+        self.driver.again(self.token);
+    }
+}
+
+/// As the kernel's connection manager: 655 ms. `ibv_modify_qp(3)` has the table.
+const RNR_TIMER: u8 = 0;
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.leave(self.token);
+    }
+}
+
+fn limits(device: &Device) -> Limits {
+    let config = &device.config;
+    Limits { unreachable_after: config.unreachable_after, answer_after: config.answer_after, time_wait: config.time_wait }
+}
+
+/// `EINVAL`.
+pub(crate) fn invalid() -> io::Error {
+    io::Error::from_raw_os_error(libc::EINVAL)
+}

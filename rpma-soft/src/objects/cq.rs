@@ -1,0 +1,326 @@
+//! Completion queues and completion channels: what our threads share of them.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+
+use super::connection::Connection;
+use super::tokens::Tokens;
+use crate::driver::{lock, wait_while};
+use crate::rc::Completion;
+
+/// How many connections a poll of an empty queue looks after. With more, the progress thread is better at it.
+const POLLED: usize = 4;
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    capacity: usize,
+    state: Mutex<State>,
+    events: Mutex<Events>,
+    all_acked: Condvar,
+    channel: Option<Arc<CompChannel>>,
+    /// A completion was lost: nothing can be relied on any more.
+    failed: AtomicBool,
+    /// The queue pairs that complete here.
+    users: Mutex<Vec<(u32, Weak<Connection>)>>,
+    /// Where the program's structure is.
+    pub(crate) handle: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: VecDeque<Entry>,
+    armed: Armed,
+}
+
+/// Events that the program took, and those of them that it acknowledged.
+#[derive(Debug, Default)]
+struct Events {
+    told: u32,
+    acked: u32,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Armed {
+    #[default]
+    No,
+    Solicited,
+    Any,
+}
+
+/// A completion that the program has not polled.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// What ended.
+    pub(crate) completion: Completion,
+    /// On which queue pair.
+    pub(crate) qp_num: u32,
+    /// Whose it is.
+    pub(crate) of: Weak<Connection>,
+}
+
+impl Cq {
+    /// An empty one.
+    pub(crate) fn new(capacity: usize, channel: Option<Arc<CompChannel>>) -> Self {
+        Self {
+            capacity,
+            state: Mutex::default(),
+            events: Mutex::default(),
+            all_acked: Condvar::new(),
+            channel,
+            failed: AtomicBool::new(false),
+            users: Mutex::default(),
+            handle: AtomicUsize::new(0),
+        }
+    }
+
+    /// Adds a completion. If there is no room it is lost, and the queue is in error, as on hardware.
+    pub(crate) fn push(self: &Arc<Self>, entry: Entry) {
+        let mut state = lock(&self.state);
+        let wakes = match state.armed {
+            Armed::No => false,
+            Armed::Solicited => entry.completion.solicited,
+            Armed::Any => true,
+        };
+        let full = state.entries.len() >= self.capacity || self.has_failed();
+        if !full {
+            state.entries.push_back(entry);
+        }
+        if let (true, Some(channel)) = (wakes || (full && state.armed != Armed::No), &self.channel) {
+            state.armed = Armed::No;
+            channel.push(Arc::clone(self));
+        }
+        drop(state);
+        if full && !self.failed.swap(true, Ordering::AcqRel) {
+            log::error!("a completion queue of {} overflowed: its queue pairs are in error", self.capacity);
+            let users: Vec<_> = lock(&self.users).iter().map(|(_, of)| Weak::clone(of)).collect();
+            // They look at the queue on their next round.
+            users.iter().filter_map(Weak::upgrade).for_each(|of| of.run_soon());
+        }
+    }
+
+    /// Whether a completion was lost.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Takes up to `max` completions, and gives their slots back.
+    pub(crate) fn poll(&self, max: usize) -> Vec<Entry> {
+        let taken = self.take(max);
+        if !taken.is_empty() {
+            Self::release(&taken);
+            return taken;
+        }
+        self.progress();
+        let taken = self.take(max);
+        Self::release(&taken);
+        taken
+    }
+
+    fn take(&self, max: usize) -> Vec<Entry> {
+        let mut state = lock(&self.state);
+        let count = max.min(state.entries.len());
+        state.entries.drain(..count).collect()
+    }
+
+    fn release(taken: &[Entry]) {
+        for entry in taken {
+            if let Some(of) = entry.of.upgrade() {
+                of.release(entry);
+            }
+        }
+    }
+
+    /// The thread that polls moves data on the spot.
+    fn progress(&self) {
+        let users: Vec<_> = {
+            let users = lock(&self.users);
+            if users.len() > POLLED {
+                return;
+            }
+            users.iter().filter_map(|(_, of)| of.upgrade()).collect()
+        };
+        for of in users {
+            of.progress();
+        }
+    }
+
+    /// Asks for an event with the next completion, or the next solicited one: `ibv_req_notify_cq(3)`.
+    pub(crate) fn arm(&self, solicited_only: bool) {
+        let mut state = lock(&self.state);
+        state.armed = match (state.armed, solicited_only) {
+            (Armed::Any, _) | (_, false) => Armed::Any,
+            (_, true) => Armed::Solicited,
+        };
+    }
+
+    /// A queue pair completes here from now on.
+    pub(crate) fn attach(&self, qp_num: u32, of: Weak<Connection>) {
+        lock(&self.users).push((qp_num, of));
+    }
+
+    /// A queue pair is destroyed: what the program has not polled of it is gone.
+    pub(crate) fn detach(&self, qp_num: u32) {
+        lock(&self.users).retain(|(user, _)| *user != qp_num);
+        lock(&self.state).entries.retain(|entry| entry.qp_num != qp_num);
+    }
+
+    /// Whether queue pairs complete here.
+    pub(crate) fn is_used(&self) -> bool {
+        !lock(&self.users).is_empty()
+    }
+
+    /// The program acknowledges events.
+    pub(crate) fn ack(&self, events: u32) {
+        let mut counts = lock(&self.events);
+        counts.acked = counts.acked.wrapping_add(events);
+        self.all_acked.notify_all();
+    }
+
+    /// Takes its events back and waits until the program has acknowledged those that it took: `ibv_destroy_cq(3)`.
+    pub(crate) fn end_events(&self) {
+        if let Some(channel) = &self.channel {
+            channel.remove(self);
+        }
+        drop(wait_while(&self.all_acked, lock(&self.events), |counts| counts.told != counts.acked));
+    }
+}
+
+/// A completion channel.
+#[derive(Debug)]
+pub(crate) struct CompChannel {
+    tokens: Tokens,
+    queue: Mutex<VecDeque<Arc<Cq>>>,
+}
+
+impl CompChannel {
+    /// An empty one.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { tokens: Tokens::new()?, queue: Mutex::default() })
+    }
+
+    /// Its descriptor.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.tokens.raw()
+    }
+
+    fn push(&self, cq: Arc<Cq>) {
+        lock(&self.queue).push_back(cq);
+        self.tokens.put();
+    }
+
+    fn remove(&self, cq: &Cq) {
+        let mut queue = lock(&self.queue);
+        let before = queue.len();
+        queue.retain(|waiting| !std::ptr::eq(&raw const **waiting, cq));
+        for _ in queue.len()..before {
+            self.tokens.take_back();
+        }
+    }
+
+    /// Takes the oldest event, and waits for one unless the descriptor is non-blocking. It counts as told to the program.
+    pub(crate) fn next(&self) -> io::Result<Arc<Cq>> {
+        loop {
+            self.tokens.take()?;
+            let mut queue = lock(&self.queue);
+            if let Some(cq) = queue.pop_front() {
+                // Under the lock: who takes a queue's events back, and finds none, knows that this one was counted.
+                let mut counts = lock(&cq.events);
+                counts.told = counts.told.wrapping_add(1);
+                drop(counts);
+                return Ok(cq);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rc::{Side, WcOpcode, WcStatus};
+
+    fn entry(wr_id: u64, solicited: bool) -> Entry {
+        let completion = Completion {
+            wr_id,
+            status: WcStatus::Success,
+            opcode: WcOpcode::Recv,
+            byte_len: 0,
+            imm: None,
+            side: Side::Recv,
+            solicited,
+            slots: 1,
+        };
+        Entry { completion, qp_num: u32::try_from(wr_id % 2).unwrap(), of: Weak::new() }
+    }
+
+    fn nonblocking() -> Arc<CompChannel> {
+        let channel = CompChannel::new().unwrap();
+        let flags = rustix::fs::fcntl_getfl(&channel.tokens).unwrap();
+        rustix::fs::fcntl_setfl(&channel.tokens, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+        Arc::new(channel)
+    }
+
+    fn polled(cq: &Cq, max: usize) -> Vec<u64> {
+        cq.poll(max).iter().map(|entry| entry.completion.wr_id).collect()
+    }
+
+    #[test]
+    fn armed_queue_raises_one_event_with_the_next_completion() {
+        let channel = nonblocking();
+        let cq = Arc::new(Cq::new(8, Some(Arc::clone(&channel))));
+        cq.push(entry(1, false));
+        assert!(channel.next().is_err());
+        cq.arm(false);
+        cq.push(entry(2, false));
+        cq.push(entry(3, false));
+        assert!(Arc::ptr_eq(&channel.next().unwrap(), &cq));
+        assert_eq!(channel.next().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(polled(&cq, 2), [1, 2]);
+        assert_eq!(polled(&cq, 2), [3]);
+        cq.ack(1);
+        cq.end_events();
+    }
+
+    #[test]
+    fn queue_armed_for_solicited_completions_waits_for_one_and_a_later_wish_for_any_prevails() {
+        let channel = nonblocking();
+        let cq = Arc::new(Cq::new(8, Some(Arc::clone(&channel))));
+        cq.arm(true);
+        cq.push(entry(1, false));
+        assert!(channel.next().is_err());
+        cq.push(entry(2, true));
+        channel.next().unwrap();
+        cq.arm(false);
+        cq.arm(true);
+        cq.push(entry(3, false));
+        channel.next().unwrap();
+        cq.ack(2);
+        cq.end_events();
+    }
+
+    #[test]
+    fn full_queue_loses_what_comes_and_is_in_error_for_ever() {
+        let cq = Arc::new(Cq::new(2, None));
+        (0..3).for_each(|wr_id| cq.push(entry(wr_id, false)));
+        assert!(cq.has_failed());
+        assert_eq!(polled(&cq, 8), [0, 1]);
+        cq.push(entry(4, false));
+        assert_eq!(polled(&cq, 8), []);
+    }
+
+    #[test]
+    fn events_and_completions_that_nobody_took_go_with_their_objects() {
+        let channel = nonblocking();
+        let cq = Arc::new(Cq::new(8, Some(Arc::clone(&channel))));
+        cq.arm(false);
+        (0..4).for_each(|wr_id| cq.push(entry(wr_id, false)));
+        cq.detach(0);
+        assert_eq!(polled(&cq, 8), [1, 3]);
+        cq.end_events();
+        assert_eq!(channel.next().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+}

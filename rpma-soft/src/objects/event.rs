@@ -1,0 +1,130 @@
+//! Events of the connection manager, as the program sees them. As in librdmacm, taking one is what moves the queue pair.
+#![expect(unsafe_code, reason = "makes, fills and frees structures of the connection manager")]
+
+use std::io;
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rpma_sys::bindings::*;
+
+use super::connection::Connection;
+use super::event_channel::Waiting;
+use super::id::{new_id, of_channel, show_addresses};
+use crate::cm::{Event, Kind, Voice};
+use crate::wire::Accept;
+
+/// An event.
+#[repr(C)]
+struct SoftEvent {
+    raw: rdma_cm_event,
+    /// What `raw` points to.
+    private_data: [u8; Accept::PRIVATE_DATA_BYTES],
+    of: Arc<Connection>,
+}
+
+/// `rdma_get_cm_event(3)`. As in librdmacm, taking an event is what moves the queue pair.
+///
+/// # Safety
+///
+/// `channel` is live.
+pub(crate) unsafe fn get_cm_event(channel: *mut rdma_event_channel) -> io::Result<*mut rdma_cm_event> {
+    // SAFETY: live (contract above).
+    let Waiting { of, child, mut event } = unsafe { of_channel(channel) }.next()?;
+    let handle: *mut rdma_cm_id = std::ptr::with_exposed_provenance_mut(of.handle.load(Ordering::Acquire));
+    let mut raw = rdma_cm_event { id: handle, ..rdma_cm_event::default() };
+    match event.kind {
+        Kind::ConnectRequest => {
+            let Some(child) = child else { return Err(io::ErrorKind::InvalidData.into()) };
+            let context = if handle.is_null() {
+                null_mut()
+            } else {
+                // SAFETY: the listener is not freed before this event is acknowledged.
+                unsafe { (*handle).context }
+            };
+            let of_child = rdma_cm_id { channel, context, ps: RDMA_PS_TCP, qp_type: IBV_QPT_RC, ..rdma_cm_id::default() };
+            raw.id = new_id(child, of_child);
+            raw.listen_id = handle;
+            // SAFETY: just made.
+            unsafe { show_addresses(raw.id) };
+        }
+        Kind::ConnectResponse => {
+            // Who has no queue pair in its identifier does the rest itself (`rdma_establish(3)`); that is not here.
+            if let Voice::Accept(accept) = &event.voice {
+                match of.establish(accept) {
+                    Ok(()) => event.kind = Kind::Established,
+                    Err(e) => {
+                        let status = -e.raw_os_error().unwrap_or(libc::EINVAL);
+                        event = Event { kind: Kind::ConnectError, status, voice: Voice::None };
+                        of.qp_to_error();
+                    }
+                }
+            }
+        }
+        Kind::Rejected | Kind::Unreachable | Kind::ConnectError => of.qp_to_error(),
+        Kind::AddrResolved | Kind::RouteResolved | Kind::Established | Kind::Disconnected | Kind::TimewaitExit => {}
+    }
+    raw.event = number(event.kind);
+    raw.status = event.status;
+    let mut private_data = [0; Accept::PRIVATE_DATA_BYTES];
+    let said = event.voice.private_data();
+    private_data[..said.len()].copy_from_slice(said);
+    let mut conn = rdma_conn_param { private_data_len: u8::try_from(said.len()).unwrap_or(0), ..rdma_conn_param::default() };
+    match event.voice {
+        // What they want to have outstanding is what we are to answer, and the other way round (`rdma_get_cm_event(3)`).
+        Voice::Request(request) => {
+            conn.responder_resources = request.initiator_depth;
+            conn.initiator_depth = request.responder_resources;
+            conn.flow_control = request.flow_control.into();
+            conn.retry_count = request.retry_count;
+            conn.rnr_retry_count = request.rnr_retry_count;
+            conn.srq = request.srq.into();
+            conn.qp_num = request.qp_num;
+        }
+        Voice::Accept(accept) => {
+            conn.responder_resources = accept.initiator_depth;
+            conn.initiator_depth = accept.responder_resources;
+            conn.flow_control = accept.flow_control.into();
+            conn.rnr_retry_count = accept.rnr_retry_count;
+            conn.srq = accept.srq.into();
+            conn.qp_num = accept.qp_num;
+        }
+        Voice::Reject(_) | Voice::None => {}
+    }
+    let boxed = Box::into_raw(Box::new(SoftEvent { raw, private_data, of }));
+    // SAFETY: just made.
+    let place = unsafe { &raw const (*boxed).private_data };
+    conn.private_data = if said.is_empty() { null() } else { place.cast() };
+    // SAFETY: just made.
+    let param = unsafe { &mut (*boxed).raw.param };
+    param.conn = conn;
+    Ok(boxed.cast())
+}
+
+fn number(kind: Kind) -> rdma_cm_event_type {
+    match kind {
+        Kind::AddrResolved => RDMA_CM_EVENT_ADDR_RESOLVED,
+        Kind::RouteResolved => RDMA_CM_EVENT_ROUTE_RESOLVED,
+        Kind::ConnectRequest => RDMA_CM_EVENT_CONNECT_REQUEST,
+        Kind::ConnectResponse => RDMA_CM_EVENT_CONNECT_RESPONSE,
+        Kind::ConnectError => RDMA_CM_EVENT_CONNECT_ERROR,
+        Kind::Unreachable => RDMA_CM_EVENT_UNREACHABLE,
+        Kind::Rejected => RDMA_CM_EVENT_REJECTED,
+        Kind::Established => RDMA_CM_EVENT_ESTABLISHED,
+        Kind::Disconnected => RDMA_CM_EVENT_DISCONNECTED,
+        Kind::TimewaitExit => RDMA_CM_EVENT_TIMEWAIT_EXIT,
+    }
+}
+
+/// `rdma_ack_cm_event(3)`.
+///
+/// # Safety
+///
+/// `event` is live.
+pub(crate) unsafe fn ack_cm_event(event: *mut rdma_cm_event) {
+    // SAFETY: made by `get_cm_event`, and freed once: the contract says that it is live.
+    let event = unsafe { Box::from_raw(event.cast::<SoftEvent>()) };
+    let of = Arc::clone(&event.of);
+    drop(event);
+    of.event_acked();
+}

@@ -1,0 +1,181 @@
+//! Who listens, and strangers who have not said what they want.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
+
+use super::connection::{Connection, State, invalid};
+use crate::cm::{Event, Kind, Voice};
+use crate::driver::{Driver, Socket, Source, Stream, Token, lock};
+use crate::wire::{CmFrame, ConnectRequest, Frame, PrivateData};
+
+/// How many strangers are looked after at once, per listener. Others wait in the kernel's queue.
+const STRANGERS: usize = 256;
+/// How long a stranger is safe from having to make room for another.
+const GRACE: Duration = Duration::from_millis(500);
+/// How long a stranger may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How many requests wait for the program, where it does not say; the kernel's `max_backlog`.
+const BACKLOG: usize = 1024;
+
+/// A socket that is listened on.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: Socket,
+    backlog: usize,
+    strangers: VecDeque<Arc<Stranger>>,
+}
+
+/// Somebody who connected and has not said what it wants.
+#[derive(Debug)]
+struct Stranger {
+    driver: Arc<Driver>,
+    token: Token,
+    listener: Weak<Connection>,
+    since: Instant,
+    stream: Mutex<Option<Stream>>,
+}
+
+impl Connection {
+    /// `rdma_listen(3)`.
+    pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {
+        let mut state = self.state();
+        if state.listener.is_some() || !state.cm.is_idle() {
+            return Err(invalid());
+        }
+        let socket = state.bound.take().ok_or_else(invalid)?;
+        if let Err(e) = socket.listen(4096) {
+            state.bound = Some(socket);
+            return Err(e);
+        }
+        self.driver.watch(&socket, self.token)?;
+        let backlog = usize::try_from(backlog).ok().filter(|&backlog| backlog > 0).map_or(BACKLOG, |asked| asked.min(BACKLOG));
+        state.listener = Some(Listener { socket, backlog, strangers: VecDeque::new() });
+        drop(state);
+        // Whoever connected before the watch began told itself to nobody.
+        self.run_soon();
+        Ok(())
+    }
+
+    fn admit(&self, request: ConnectRequest, mut stream: Stream) {
+        let backlog = match &self.state().listener {
+            Some(listener) => listener.backlog,
+            None => return,
+        };
+        if self.requests() >= backlog {
+            stream.send(CmFrame::Reject(crate::wire::Reject { reason: 28, private_data: PrivateData::default() }));
+            return stream.close();
+        }
+        match Self::requested(self, request, stream) {
+            Ok(child) => {
+                self.tell_request(child, Event { kind: Kind::ConnectRequest, status: 0, voice: Voice::Request(request) });
+            }
+            Err(e) => log::warn!("a request for a connection is lost: {e}"),
+        }
+    }
+}
+
+/// Takes in whoever connected.
+pub(super) fn ready(connection: &Arc<Connection>, mut state: MutexGuard<'_, State>) {
+    let mut new = Vec::new();
+    let mut gone = Vec::new();
+    while let Some(listener) = &mut state.listener {
+        if listener.strangers.len() >= STRANGERS {
+            match listener.strangers.front() {
+                Some(oldest) if oldest.since.elapsed() < GRACE => {
+                    connection.driver.remind(connection.token, oldest.since + GRACE);
+                    break;
+                }
+                _ => gone.extend(listener.strangers.pop_front()),
+            }
+        }
+        let socket = match listener.socket.accept() {
+            Ok(Some(socket)) => socket,
+            Ok(None) => break,
+            Err(e) => {
+                // Out of descriptors, most likely. Those who wait stay in the kernel's queue.
+                log::warn!("somebody who connects cannot be let in: {e}");
+                connection.driver.remind(connection.token, Instant::now() + Duration::from_millis(100));
+                break;
+            }
+        };
+        match Stranger::new(connection, socket) {
+            Ok(stranger) => {
+                listener.strangers.push_back(Arc::clone(&stranger));
+                new.push(stranger);
+            }
+            Err(e) => log::warn!("somebody who connects is lost: {e}"),
+        }
+    }
+    drop(state);
+    drop(gone);
+    for stranger in new {
+        stranger.ready();
+    }
+}
+
+impl Stranger {
+    fn new(listener: &Arc<Connection>, socket: Socket) -> io::Result<Arc<Self>> {
+        let driver = Arc::clone(&listener.driver);
+        let listener = Arc::downgrade(listener);
+        let new = Arc::new_cyclic(|me: &Weak<Self>| {
+            let token = driver.enter(Weak::clone(me) as Weak<dyn Source>);
+            Self { driver: Arc::clone(&driver), token, listener, since: Instant::now(), stream: Mutex::new(None) }
+        });
+        driver.watch(&socket, new.token)?;
+        *lock(&new.stream) = Some(Stream::accepted(socket));
+        driver.remind(new.token, Instant::now() + PATIENCE);
+        Ok(new)
+    }
+
+    /// The listener looks after it no longer.
+    fn forget(&self) {
+        if let Some(listener) = self.listener.upgrade() {
+            let mut state = listener.state();
+            let strangers = state.listener.as_mut().map(|listener| &mut listener.strangers);
+            let place = strangers.as_ref().and_then(|all| all.iter().position(|one| std::ptr::eq(&raw const **one, self)));
+            let was_full = strangers.as_ref().is_some_and(|all| all.len() >= STRANGERS);
+            let forgotten = strangers.zip(place).and_then(|(all, place)| all.remove(place));
+            drop(state);
+            drop(forgotten);
+            if was_full {
+                listener.run_soon();
+            }
+        }
+    }
+}
+
+impl Source for Stranger {
+    fn ready(self: Arc<Self>) {
+        let mut stream = lock(&self.stream);
+        let Some(known) = stream.as_mut() else { return };
+        let frame = match known.first_frame() {
+            Ok(None) => return,
+            Ok(Some(frame)) => Some(frame),
+            Err(_) => None,
+        };
+        let known = stream.take();
+        drop(stream);
+        self.forget();
+        let (Some(stream), Some(Frame::Cm(CmFrame::ConnectRequest(request)))) = (known, frame) else { return };
+        if let Some(listener) = self.listener.upgrade() {
+            listener.admit(request, stream);
+        }
+    }
+
+    fn due(self: Arc<Self>, _: Instant) {
+        let silent = lock(&self.stream).take();
+        if silent.is_some() {
+            log::info!("somebody who connected said nothing for {PATIENCE:?}");
+            self.forget();
+        }
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.driver.leave(self.token);
+    }
+}

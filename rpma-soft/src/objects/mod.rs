@@ -1,0 +1,26 @@
+//! The objects of verbs and of the connection manager: our own state, safe, and around it the C structures that the program sees.
+//!
+//! A C structure that is handed out is the first field of a box of ours. The box is made by the call that creates the object and freed by
+//! the call that destroys it, and holds what the threads of ours share, in an `Arc`.
+//!
+//! Locks, in the order in which they may be taken: a connection's state; a connection's event channel; queues and tables. Two
+//! connections' states are never held at once.
+
+pub(crate) mod address;
+pub(crate) mod builders;
+pub(crate) mod connection;
+pub(crate) mod cq;
+pub(crate) mod cq_calls;
+pub(crate) mod device;
+pub(crate) mod event;
+pub(crate) mod event_channel;
+pub(crate) mod id;
+mod listener;
+mod maps;
+pub(crate) mod memory;
+pub(crate) mod mr;
+pub(crate) mod post;
+mod progress;
+pub(crate) mod qp;
+mod tokens;
+pub(crate) mod touch;

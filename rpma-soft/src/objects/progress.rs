@@ -1,0 +1,154 @@
+//! What moves a connection: rounds of sending and receiving, and handing out what came of them.
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::connection::{Connection, State};
+use super::cq::Entry;
+use super::memory::Lease;
+use crate::cm::{Output, StreamEnd};
+use crate::driver::{Moved, Source, persist};
+use crate::rc::{FlushJob, QpState, Side};
+
+/// How long a queue pair in the error state waits for a message that is half sent, before the stream is cut: its work cannot complete
+/// before.
+const HALF_SENT_LIMIT: Duration = Duration::from_millis(500);
+
+impl Connection {
+    /// Moves what can be moved, until nothing can.
+    pub(super) fn run(&self, state: &mut State) {
+        let now = Instant::now();
+        loop {
+            let mut more = false;
+            if let Some(stream) = &mut state.stream {
+                match stream.run(state.qp.as_mut().map(|qp| &mut qp.core), &mut state.cm, now) {
+                    Ok(Moved::Idle) => {}
+                    Ok(Moved::More) => more = true,
+                    Err(end) => self.end_stream(state, end),
+                }
+            }
+            let again = self.settle(state, now);
+            if more {
+                // Others get their turn.
+                self.run_soon();
+            }
+            if !again {
+                break;
+            }
+        }
+        self.remind(state);
+    }
+
+    /// The stream is over: drops it, and tells the connection manager.
+    pub(super) fn end_stream(&self, state: &mut State, end: StreamEnd) {
+        state.stream = None;
+        state.cm.stream_ended(Instant::now(), end);
+    }
+
+    /// Hands out what came out of the queue pair and the connection manager. Returns whether there is something to send.
+    pub(super) fn settle(&self, state: &mut State, now: Instant) -> bool {
+        let mut again = false;
+        if let Some(qp) = &mut state.qp {
+            if qp.send_cq.has_failed() || qp.recv_cq.has_failed() {
+                qp.core.move_to_error();
+            }
+            let in_error = qp.core.state() == QpState::Error;
+            match &mut state.stream {
+                Some(stream) if in_error => {
+                    stream.give_back(&mut qp.core, now);
+                    state.cut_at = stream.holds_memory().then(|| state.cut_at.unwrap_or(now + HALF_SENT_LIMIT));
+                }
+                None if in_error && !qp.told_gone => {
+                    qp.told_gone = true;
+                    qp.core.peer_gone(now);
+                }
+                _ => state.cut_at = None,
+            }
+            while let Some(completion) = qp.core.poll_completion() {
+                let cq = match completion.side {
+                    Side::Send => &qp.send_cq,
+                    Side::Recv => &qp.recv_cq,
+                };
+                cq.push(Entry { completion, qp_num: qp.number, of: Weak::clone(&self.me) });
+            }
+            while let Some(job) = qp.core.poll_flush_job() {
+                self.persist(job, qp.number);
+            }
+        }
+        while let Some(output) = state.cm.poll() {
+            match output {
+                Output::Send(frame) => {
+                    if let Some(stream) = &mut state.stream {
+                        stream.send(frame);
+                        again = true;
+                    }
+                }
+                Output::Event(event) => self.tell(event),
+                Output::Close => {
+                    if let Some(stream) = state.stream.take() {
+                        stream.close();
+                    }
+                    again = true;
+                }
+            }
+        }
+        again
+    }
+
+    /// Makes data durable elsewhere, and goes on when it is.
+    fn persist(&self, job: FlushJob<Lease>, qp_num: u32) {
+        let me = Weak::clone(&self.me);
+        persist(Box::new(move || {
+            let FlushJob { id, lease, extent, .. } = job;
+            let result = lease.persist(extent);
+            drop(lease);
+            let Some(me) = me.upgrade() else { return };
+            let mut state = me.state();
+            if let Some(qp) = state.qp.as_mut().filter(|qp| qp.number == qp_num) {
+                qp.core.flush_done(Instant::now(), id, result);
+            }
+            me.run(&mut state);
+        }));
+    }
+
+    /// Has the driver come back at the next deadline.
+    pub(super) fn remind(&self, state: &mut State) {
+        let qp = state.qp.as_ref().and_then(|qp| qp.core.next_timeout());
+        let Some(next) = [qp, state.cm.deadline(), state.cut_at].into_iter().flatten().min() else { return };
+        // An earlier reminder comes, finds nothing due, and asks again: most deadlines only ever move back.
+        if state.reminded.is_none_or(|reminded| next < reminded) {
+            state.reminded = Some(next);
+            self.driver.remind(self.token, next);
+        }
+    }
+}
+
+impl Source for Connection {
+    fn ready(self: Arc<Self>) {
+        let mut state = self.state();
+        if state.listener.is_some() {
+            return super::listener::ready(&self, state);
+        }
+        self.run(&mut state);
+    }
+
+    fn due(self: Arc<Self>, now: Instant) {
+        let mut state = self.state();
+        state.reminded = None;
+        if state.listener.is_some() {
+            return super::listener::ready(&self, state);
+        }
+        // What is here already is no silence.
+        self.run(&mut state);
+        state.cm.handle_timeout(now);
+        if let Some(qp) = &mut state.qp {
+            qp.core.handle_timeout(now);
+        }
+        if state.cut_at.is_some_and(|at| at <= now) {
+            state.cut_at = None;
+            self.end_stream(&mut state, StreamEnd::Closed);
+        }
+        self.run(&mut state);
+    }
+}

@@ -1,0 +1,200 @@
+//! Queue pairs, as the program sees them.
+#![expect(unsafe_code, reason = "makes and frees structures of verbs")]
+
+use std::ffi::c_int;
+use std::io;
+use std::sync::Arc;
+
+use rpma_sys::bindings::*;
+use rpma_sys::{QpExOps, QpOps};
+
+use super::builders::{self, Builder};
+use super::connection::{Connection, QpSlot, invalid};
+use super::cq_calls::shared_cq;
+use super::device::limit;
+use super::memory::DeviceMemory;
+use super::mr::of_pd;
+use super::post;
+use crate::rc::{QpCapacity, QpConfig, QpState, RcQp};
+
+/// A queue pair.
+#[repr(C)]
+pub(crate) struct SoftQp {
+    /// First, and with it the plain queue pair: `ibv_qp_ex::qp_base`.
+    pub(crate) raw: ibv_qp_ex,
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) builder: Builder,
+}
+
+/// What is ours of a queue pair.
+///
+/// # Safety
+///
+/// `qp` is live, and stays so for as long as the result is used.
+pub(crate) unsafe fn shared<'a>(qp: *mut ibv_qp) -> (&'a Arc<Connection>, &'a Builder) {
+    let qp = qp.cast::<SoftQp>();
+    // SAFETY: made by `create`, and live (contract above). Only these fields are borrowed: the program writes to others.
+    let connection = unsafe { &(*qp).connection };
+    // SAFETY: as above.
+    (connection, unsafe { &(*qp).builder })
+}
+
+/// The operations of the extended builders that exist here.
+fn known_ops() -> u64 {
+    u64::from(
+        IBV_QP_EX_WITH_RDMA_WRITE
+            | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+            | IBV_QP_EX_WITH_SEND
+            | IBV_QP_EX_WITH_SEND_WITH_IMM
+            | IBV_QP_EX_WITH_RDMA_READ
+            | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+            | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+            | IBV_QP_EX_WITH_FLUSH
+            | IBV_QP_EX_WITH_ATOMIC_WRITE,
+    )
+}
+
+/// Makes a queue pair for `connection`, in the state INIT: what `rdma_create_qp_ex` does.
+///
+/// # Safety
+///
+/// What `attr` names is live.
+pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init_attr_ex) -> io::Result<*mut ibv_qp> {
+    let device = &connection.device;
+    let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+    let known_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    if attr.qp_type != IBV_QPT_RC || attr.comp_mask & !known_mask != 0 || !attr.srq.is_null() {
+        return Err(unsupported());
+    }
+    if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() || attr.send_cq.is_null() || attr.recv_cq.is_null() {
+        return Err(invalid());
+    }
+    let extended = attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+    let ops = if extended { attr.send_ops_flags } else { 0 };
+    let flush = ops & u64::from(IBV_QP_EX_WITH_FLUSH) != 0;
+    let atomic_write = ops & u64::from(IBV_QP_EX_WITH_ATOMIC_WRITE) != 0;
+    let lacking = (flush && !device.config.native_flush) || (atomic_write && !device.config.native_atomic_write);
+    if ops & !known_ops() != 0 || lacking {
+        return Err(unsupported());
+    }
+    let cap = &mut attr.cap;
+    let too_large = cap.max_send_wr > limit::QP_WR
+        || cap.max_recv_wr > limit::QP_WR
+        || cap.max_send_sge > limit::SGE
+        || cap.max_recv_sge > limit::SGE
+        || cap.max_inline_data > limit::INLINE_BYTES;
+    if too_large {
+        return Err(invalid());
+    }
+    // SAFETY: live (contract above).
+    let pd = unsafe { of_pd(attr.pd) };
+    if !Arc::ptr_eq(pd.device(), device) {
+        return Err(invalid());
+    }
+    // SAFETY: live (contract above).
+    let send_cq = unsafe { shared_cq(attr.send_cq) };
+    // SAFETY: as above.
+    let recv_cq = unsafe { shared_cq(attr.recv_cq) };
+    let config = QpConfig {
+        pd: pd.number(),
+        capacity: QpCapacity {
+            send_wr: cap.max_send_wr,
+            recv_wr: cap.max_recv_wr,
+            send_sge: cap.max_send_sge,
+            recv_sge: cap.max_recv_sge,
+            inline_bytes: cap.max_inline_data,
+        },
+        signal_all: attr.sq_sig_all != 0,
+        // What the device can do for peers does not depend on how this end posts.
+        native_flush: device.config.native_flush,
+        native_atomic_write: device.config.native_atomic_write,
+    };
+    let number = device.new_qp_number();
+    let mut core = RcQp::new(config, DeviceMemory(Arc::clone(&device.table)), None);
+    core.to_init().map_err(|_| invalid())?;
+    connection.put_qp(QpSlot::new(core, number, send_cq, recv_cq))?;
+    pd.enter();
+    let base = ibv_qp {
+        context: device.context(),
+        qp_context: attr.qp_context,
+        pd: attr.pd,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        handle: number,
+        qp_num: number,
+        state: IBV_QPS_INIT,
+        qp_type: IBV_QPT_RC,
+        ..ibv_qp::default()
+    };
+    let mut raw = ibv_qp_ex { qp_base: base, ..ibv_qp_ex::default() };
+    if ops != 0 {
+        builders::fill(&mut raw, ops);
+    }
+    let qp = SoftQp { raw, connection: Arc::clone(connection), builder: Builder::default() };
+    Ok(Box::into_raw(Box::new(qp)).cast())
+}
+
+/// `ibv_destroy_qp(3)`.
+///
+/// # Safety
+///
+/// `qp` is live.
+pub(crate) unsafe fn destroy(qp: *mut ibv_qp) {
+    // SAFETY: made by `create`, and freed once: the contract says that it is live.
+    let qp = unsafe { Box::from_raw(qp.cast::<SoftQp>()) };
+    qp.connection.take_qp();
+    // SAFETY: a queue pair keeps its protection domain from being freed.
+    unsafe { of_pd(qp.raw.qp_base.pd) }.leave();
+}
+
+/// The data path of a queue pair.
+///
+/// # Safety
+///
+/// `qp` is live and was made with these `ops`.
+pub(crate) unsafe fn ops(qp: *mut ibv_qp, ops: u64) -> QpOps {
+    let ex = (ops != 0).then(|| QpExOps {
+        qp_ex: qp.cast(),
+        wr_start: builders::wr_start,
+        wr_complete: builders::wr_complete,
+        wr_abort: builders::wr_abort,
+        wr_flush: (ops & u64::from(IBV_QP_EX_WITH_FLUSH) != 0).then_some(builders::wr_flush as _),
+        wr_atomic_write: (ops & u64::from(IBV_QP_EX_WITH_ATOMIC_WRITE) != 0).then_some(builders::wr_atomic_write as _),
+    });
+    QpOps { post_send: post::post_send, post_recv: post::post_recv, ex }
+}
+
+/// `ibv_modify_qp(3)`: to the error state and to reset. What leads to a connection is the connection manager's.
+///
+/// # Safety
+///
+/// `qp` is live, and `attr` holds what `mask` names.
+pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: c_int) -> c_int {
+    if mask.cast_unsigned() != IBV_QP_STATE {
+        return libc::EOPNOTSUPP;
+    }
+    // SAFETY: live (contract above).
+    let (connection, _) = unsafe { shared(qp) };
+    let done = connection.with_qp(|qp| match attr.qp_state {
+        IBV_QPS_ERR => {
+            qp.core.move_to_error();
+            0
+        }
+        IBV_QPS_RESET => match qp.core.state() {
+            // Data of a connection may be under way otherwise.
+            QpState::Reset | QpState::Init => {
+                qp.core.reset();
+                0
+            }
+            QpState::ReadyToReceive | QpState::ReadyToSend | QpState::Error => libc::EOPNOTSUPP,
+        },
+        IBV_QPS_INIT => qp.core.to_init().map_or(libc::EINVAL, |()| 0),
+        _ => libc::EOPNOTSUPP,
+    });
+    let rc = done.unwrap_or(libc::EINVAL);
+    if rc == 0 {
+        // SAFETY: live (contract above); the state is written by calls that the program does not make at once.
+        unsafe { (*qp).state = attr.qp_state };
+    }
+    rc
+}

@@ -1,0 +1,388 @@
+//! The provider: what the boundary of the workspace calls.
+#![expect(unsafe_code, reason = "implements the unsafe trait `Provider`, whose contract each call hands on")]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::io;
+use std::ptr::null_mut;
+use std::sync::{Arc, OnceLock};
+
+use rpma_sys::bindings::*;
+use rpma_sys::{CqOps, Provider, ProviderRef, QpOps, errno};
+
+use crate::SoftConfig;
+use crate::objects::device::{self, Device};
+use crate::objects::{cq_calls, event, id, mr, qp};
+
+/// The software provider: RDMA in user space over TCP.
+///
+/// Its device is `soft0`, with one active port. Every address of this machine is on it, loopback too; the wildcard address is on none, as
+/// with rdma-core. It listens where `rdma_listen(3)` says and nowhere else.
+///
+/// # Threads
+///
+/// One thread moves data for the whole process. Threads that post or poll move data on the spot. A second thread makes flushes durable.
+/// Both are started on first use, block all signals, and end with the process.
+///
+/// # Durability
+///
+/// A persistent flush is carried out by the responder: `msync(2)` for a mapped file, cache write-back and a fence for device DAX. What
+/// memory is, is looked up at registration; memory that keeps nothing (anonymous, private, tmpfs, ramfs, hugetlbfs) does not accept the
+/// right to flush persistently (EINVAL, as on soft-RoCE). Nor does a file that this process cannot open again to see its length: one that
+/// was unlinked, in a process without `CAP_CHECKPOINT_RESTORE`. If the file was truncated, the flush fails as a remote operational error.
+///
+/// # What is not there
+///
+/// - Shared receive queues, and queue pairs of other types than RC: EOPNOTSUPP.
+/// - Identifiers without an event channel (synchronous ones), port spaces other than TCP: EOPNOTSUPP.
+/// - `ibv_modify_qp(3)` to RTR and RTS: the connection manager does that, for identifiers with a queue pair. EOPNOTSUPP. To the error
+///   state always, to RESET before a connection.
+/// - Asynchronous events: the context's descriptor for them is never readable. A completion queue that overflows is in error, and its
+///   queue pairs too, and the log says so.
+/// - Memory windows, multicast, timestamps: the operations are null in the context.
+///
+/// # Where it differs from soft-RoCE
+///
+/// - Addresses and routes resolve at once from this machine's own tables. A host that is not there turns up at `rdma_connect(3)`, as
+///   UNREACHABLE after [`SoftConfig::unreachable_after`]; soft-RoCE says so when the address is resolved.
+/// - Memory is not pinned, so no limit on locked memory applies, and mapped files can be registered for writing.
+/// - A queue's slot is free when the completion is polled, as on hardware; on soft-RoCE when the work is done.
+/// - Sizes are granted as asked for, not rounded up.
+/// - Destroying a queue pair takes its completions that were not polled out of the queues, as hardware does.
+#[derive(Debug)]
+pub struct Soft {
+    device: Arc<Device>,
+}
+
+impl Soft {
+    /// The software provider with its defaults: one per process, later calls return the same one.
+    ///
+    /// # Panics
+    ///
+    /// If the process has no descriptor left for the first call.
+    #[must_use]
+    pub fn open() -> ProviderRef {
+        static OPENED: OnceLock<Arc<Soft>> = OnceLock::new();
+        let new = || Arc::new(Self::new(SoftConfig::default()).expect("a descriptor for the device's asynchronous events"));
+        Arc::clone(OPENED.get_or_init(new)) as ProviderRef
+    }
+
+    /// A software provider of its own, with a device that is like `config` says. What is made with one provider is not for another, but
+    /// their connections meet.
+    ///
+    /// # Errors
+    ///
+    /// If the process has no descriptor left.
+    pub fn with_config(config: SoftConfig) -> io::Result<ProviderRef> {
+        Ok(Arc::new(Self::new(config)?) as ProviderRef)
+    }
+
+    fn new(config: SoftConfig) -> io::Result<Self> {
+        Ok(Self { device: Arc::new(Device::new(config)?) })
+    }
+}
+
+/// An error in the conventions of C.
+fn errno_of(error: &io::Error) -> c_int {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn minus1(result: io::Result<()>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(e) => {
+            errno::set(errno_of(&e));
+            -1
+        }
+    }
+}
+
+fn null<T>(result: io::Result<*mut T>) -> *mut T {
+    result.unwrap_or_else(|e| {
+        errno::set(errno_of(&e));
+        null_mut()
+    })
+}
+
+/// Writes a result where the program wants it.
+///
+/// # Safety
+///
+/// `place` is a place for it.
+unsafe fn give<T>(result: io::Result<T>, place: *mut T) -> c_int {
+    minus1(result.map(|value| {
+        // SAFETY: the contract of this function.
+        unsafe { place.write(value) }
+    }))
+}
+
+// SAFETY: what the calls return is a box that lives until the call that frees it; every object holds what it needs; state is under locks;
+// `ibv_dereg_mr` waits for whoever touches the memory (`Region::revoke`).
+unsafe impl Provider for Soft {
+    fn name(&self) -> &'static str {
+        "soft"
+    }
+
+    unsafe fn ibv_alloc_pd(&self, _: *mut ibv_context) -> *mut ibv_pd {
+        mr::alloc_pd(&self.device)
+    }
+
+    unsafe fn ibv_dealloc_pd(&self, pd: *mut ibv_pd) -> c_int {
+        // SAFETY: the contract of the trait.
+        unsafe { mr::dealloc_pd(pd) }
+    }
+
+    unsafe fn ibv_reg_mr_iova2(
+        &self,
+        pd: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        iova: u64,
+        access: c_uint,
+    ) -> *mut ibv_mr {
+        // SAFETY: the contract of the trait, and of `ibv_reg_mr(3)`.
+        null(unsafe { mr::reg_mr(&self.device, pd, addr, length, iova, access) })
+    }
+
+    unsafe fn ibv_dereg_mr(&self, mr: *mut ibv_mr) -> c_int {
+        // SAFETY: the contract of the trait.
+        unsafe { mr::dereg_mr(&self.device, mr) }
+    }
+
+    unsafe fn ibv_create_comp_channel(&self, _: *mut ibv_context) -> *mut ibv_comp_channel {
+        null(cq_calls::create_comp_channel(&self.device))
+    }
+
+    unsafe fn ibv_destroy_comp_channel(&self, channel: *mut ibv_comp_channel) -> c_int {
+        // SAFETY: the contract of the trait.
+        unsafe { cq_calls::destroy_comp_channel(channel) }
+    }
+
+    unsafe fn ibv_create_cq(
+        &self,
+        _: *mut ibv_context,
+        cqe: c_int,
+        cq_context: *mut c_void,
+        channel: *mut ibv_comp_channel,
+        comp_vector: c_int,
+    ) -> *mut ibv_cq {
+        // SAFETY: the contract of the trait.
+        null(unsafe { cq_calls::create_cq(&self.device, cqe, cq_context, channel, comp_vector) })
+    }
+
+    unsafe fn ibv_destroy_cq(&self, cq: *mut ibv_cq) -> c_int {
+        // SAFETY: the contract of the trait.
+        unsafe { cq_calls::destroy_cq(cq) }
+    }
+
+    unsafe fn ibv_get_cq_event(
+        &self,
+        channel: *mut ibv_comp_channel,
+        cq: *mut *mut ibv_cq,
+        cq_context: *mut *mut c_void,
+    ) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { cq_calls::get_cq_event(channel, cq, cq_context) })
+    }
+
+    unsafe fn ibv_ack_cq_events(&self, cq: *mut ibv_cq, nevents: c_uint) {
+        // SAFETY: the contract of the trait.
+        unsafe { cq_calls::ack_cq_events(cq, nevents) }
+    }
+
+    unsafe fn ibv_modify_qp(&self, qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
+        // SAFETY: the program's, with what the mask names (contract of the trait).
+        let attr = unsafe { &*attr };
+        // SAFETY: the contract of the trait.
+        unsafe { qp::modify(qp, attr, attr_mask) }
+    }
+
+    unsafe fn ibv_get_device_name(&self, device: *mut ibv_device) -> *const c_char {
+        // SAFETY: live (contract of the trait); the name is a field of it.
+        unsafe { &raw const (*device).name }.cast()
+    }
+
+    unsafe fn ibv_wc_status_str(&self, status: ibv_wc_status) -> *const c_char {
+        status_text(status).as_ptr()
+    }
+
+    unsafe fn rdma_get_devices(&self, num_devices: *mut c_int) -> *mut *mut ibv_context {
+        if !num_devices.is_null() {
+            // SAFETY: a place for the result (contract of the trait).
+            unsafe { num_devices.write(1) };
+        }
+        Box::into_raw(Box::new([self.device.context(), null_mut()])).cast()
+    }
+
+    unsafe fn rdma_free_devices(&self, list: *mut *mut ibv_context) {
+        // SAFETY: made by `rdma_get_devices`, as an array of two.
+        drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_context; 2]>()) });
+    }
+
+    unsafe fn rdma_create_event_channel(&self) -> *mut rdma_event_channel {
+        null(id::create_event_channel())
+    }
+
+    unsafe fn rdma_destroy_event_channel(&self, channel: *mut rdma_event_channel) {
+        // SAFETY: the contract of the trait.
+        unsafe { id::destroy_event_channel(channel) }
+    }
+
+    unsafe fn rdma_create_id(
+        &self,
+        channel: *mut rdma_event_channel,
+        id: *mut *mut rdma_cm_id,
+        context: *mut c_void,
+        ps: rdma_port_space,
+    ) -> c_int {
+        // SAFETY: the contract of the trait.
+        let made = unsafe { id::create_id(&self.device, channel, context, ps) };
+        // SAFETY: as above.
+        unsafe { give(made, id) }
+    }
+
+    unsafe fn rdma_destroy_id(&self, id: *mut rdma_cm_id) -> c_int {
+        // SAFETY: the contract of the trait.
+        unsafe { id::destroy_id(id) };
+        0
+    }
+
+    unsafe fn rdma_migrate_id(&self, id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { id::migrate_id(id, channel) })
+    }
+
+    unsafe fn rdma_bind_addr(&self, id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { id::bind_addr(id, addr) })
+    }
+
+    unsafe fn rdma_listen(&self, id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { id::listen(id, backlog) })
+    }
+
+    unsafe fn rdma_resolve_addr(&self, id: *mut rdma_cm_id, src_addr: *mut sockaddr, dst_addr: *mut sockaddr, _: c_int) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { id::resolve_addr(id, src_addr, dst_addr) })
+    }
+
+    unsafe fn rdma_resolve_route(&self, id: *mut rdma_cm_id, _: c_int) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { id::resolve_route(id) })
+    }
+
+    unsafe fn rdma_create_qp_ex(&self, id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { id::create_qp(id, attr) })
+    }
+
+    unsafe fn rdma_destroy_qp(&self, id: *mut rdma_cm_id) {
+        // SAFETY: the contract of the trait.
+        unsafe { id::destroy_qp(id) }
+    }
+
+    unsafe fn rdma_connect(&self, id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { id::connect(id, param) })
+    }
+
+    unsafe fn rdma_accept(&self, id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { id::accept(id, param) })
+    }
+
+    unsafe fn rdma_reject(&self, id: *mut rdma_cm_id, private_data: *const c_void, private_data_len: u8) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { id::reject(id, private_data, private_data_len) })
+    }
+
+    unsafe fn rdma_disconnect(&self, id: *mut rdma_cm_id) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { id::disconnect(id) })
+    }
+
+    unsafe fn rdma_get_cm_event(&self, channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int {
+        // SAFETY: the contract of the trait.
+        let taken = unsafe { event::get_cm_event(channel) };
+        // SAFETY: as above.
+        unsafe { give(taken, event) }
+    }
+
+    unsafe fn rdma_ack_cm_event(&self, event: *mut rdma_cm_event) -> c_int {
+        // SAFETY: the contract of the trait.
+        unsafe { event::ack_cm_event(event) };
+        0
+    }
+
+    unsafe fn ibv_query_device_ex(
+        &self,
+        _: *mut ibv_context,
+        _: *const ibv_query_device_ex_input,
+        attr: *mut ibv_device_attr_ex,
+    ) -> c_int {
+        // SAFETY: a place for the result (contract of the trait).
+        unsafe { attr.write(device::attributes(&self.device.config)) };
+        0
+    }
+
+    unsafe fn ibv_query_port(&self, _: *mut ibv_context, port_num: u8, attr: *mut ibv_port_attr) -> c_int {
+        if port_num != 1 {
+            return libc::EINVAL;
+        }
+        // SAFETY: a place for the result (contract of the trait).
+        unsafe { attr.write(device::port_attributes()) };
+        0
+    }
+
+    unsafe fn ibv_advise_mr(
+        &self,
+        pd: *mut ibv_pd,
+        advice: ib_uverbs_advise_mr_advice,
+        flags: u32,
+        sg_list: *mut ibv_sge,
+        num_sge: u32,
+    ) -> c_int {
+        // SAFETY: live (contract of the trait).
+        let pd = unsafe { mr::of_pd(pd) };
+        let ranges = if num_sge == 0 {
+            &[]
+        } else {
+            // SAFETY: a list of so many (contract of the trait).
+            unsafe { std::slice::from_raw_parts(sg_list, num_sge as usize) }
+        };
+        mr::advise_mr(&self.device, pd, advice, flags, ranges)
+    }
+
+    unsafe fn qp_ops(&self, qp: *mut ibv_qp, send_ops_flags: u64) -> io::Result<QpOps> {
+        // SAFETY: the contract of the trait.
+        Ok(unsafe { qp::ops(qp, send_ops_flags) })
+    }
+
+    unsafe fn cq_ops(&self, _: *mut ibv_cq) -> io::Result<CqOps> {
+        Ok(CqOps { poll_cq: cq_calls::poll_cq, req_notify_cq: cq_calls::req_notify_cq })
+    }
+}
+
+/// The words of `ibv_wc_status_str(3)`.
+fn status_text(status: ibv_wc_status) -> &'static std::ffi::CStr {
+    match status {
+        IBV_WC_SUCCESS => c"success",
+        IBV_WC_LOC_LEN_ERR => c"local length error",
+        IBV_WC_LOC_QP_OP_ERR => c"local QP operation error",
+        IBV_WC_LOC_EEC_OP_ERR => c"local EE context operation error",
+        IBV_WC_LOC_PROT_ERR => c"local protection error",
+        IBV_WC_WR_FLUSH_ERR => c"Work Request Flushed Error",
+        IBV_WC_MW_BIND_ERR => c"memory management operation error",
+        IBV_WC_BAD_RESP_ERR => c"bad response error",
+        IBV_WC_LOC_ACCESS_ERR => c"local access error",
+        IBV_WC_REM_INV_REQ_ERR => c"remote invalid request error",
+        IBV_WC_REM_ACCESS_ERR => c"remote access error",
+        IBV_WC_REM_OP_ERR => c"remote operation error",
+        IBV_WC_RETRY_EXC_ERR => c"transport retry counter exceeded",
+        IBV_WC_RNR_RETRY_EXC_ERR => c"RNR retry counter exceeded",
+        IBV_WC_FATAL_ERR => c"fatal error",
+        IBV_WC_RESP_TIMEOUT_ERR => c"response timeout error",
+        IBV_WC_GENERAL_ERR => c"general error",
+        _ => c"unknown",
+    }
+}
