@@ -38,7 +38,21 @@ impl Default for SoftConfig {
     }
 }
 
+/// Longer is for ever, and no clock reaches that.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 impl SoftConfig {
+    /// With times that can be added to an instant.
+    pub(crate) fn within_what_clocks_reach(self) -> Self {
+        Self {
+            unreachable_after: self.unreachable_after.min(LONGEST),
+            answer_after: self.answer_after.min(LONGEST),
+            ack_timeout: self.ack_timeout.min(LONGEST),
+            time_wait: self.time_wait.min(LONGEST),
+            ..self
+        }
+    }
+
     /// Without native flush, native atomic write and on-demand paging: what users then emulate is emulated.
     #[must_use]
     pub fn without_native_operations(self) -> Self {

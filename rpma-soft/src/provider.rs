@@ -77,6 +77,7 @@ impl Soft {
     }
 
     fn new(config: SoftConfig) -> io::Result<Self> {
+        let config = config.within_what_clocks_reach();
         Ok(Self { device: Arc::new(Device::new(config)?) })
     }
 }

@@ -9,8 +9,9 @@ use super::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Runs `job` on the thread for what takes long; here and now, if there can be no such thread.
-pub(crate) fn persist(job: Job) {
+/// Runs `job` on the thread for what takes long. The job comes back if there can be no such thread: it takes the lock of its connection,
+/// which the caller holds.
+pub(crate) fn persist(job: Job) -> Result<(), Job> {
     // With the process that the thread is in: a forked child has none.
     static QUEUE: Mutex<Option<(u32, Sender<Job>)>> = Mutex::new(None);
     let pid = std::process::id();
@@ -25,14 +26,12 @@ pub(crate) fn persist(job: Job) {
             Ok(_) => *queue = Some((pid, sender)),
             Err(e) => {
                 log::warn!("no thread for flushes: {e}");
-                drop(queue);
-                return job();
+                return Err(job);
             }
         }
     }
-    let Some((_, sender)) = queue.as_ref() else { return };
-    if let Err(mpsc::SendError(job)) = sender.send(job) {
-        drop(queue);
-        job();
+    match queue.as_ref() {
+        Some((_, sender)) => sender.send(job).map_err(|mpsc::SendError(job)| job),
+        None => Err(job),
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 use super::Moved;
-use super::stream::{Filling, Qp, ROOM, ROUND, Stream, received, set_aside, take_front};
+use super::stream::{Filling, Qp, ROUND, Stream, received, set_aside, take_front, with_room};
 use crate::cm::{Machine, StreamEnd};
 use crate::objects::memory::Touch;
 use crate::objects::touch::{self, MAX_PIECES, Piece};
@@ -16,7 +16,7 @@ use crate::wire::{Event, Frame};
 impl Stream {
     /// Receives what is there. `Err`: the stream is over.
     pub(super) fn receive(&mut self, mut qp: Option<&mut Qp>, cm: &mut Machine, now: Instant) -> Result<Moved, StreamEnd> {
-        ROOM.with_borrow_mut(|room| {
+        with_room(|room| {
             for _ in 0..ROUND {
                 let due = self.decoder.payload_left() as usize;
                 let bytes = match self.receive_once(room) {

@@ -20,7 +20,13 @@ const ROOM_BYTES: usize = 32 * 1024;
 pub(super) const ROUND: u32 = 64;
 
 thread_local! {
-    pub(super) static ROOM: RefCell<Box<[u8]>> = RefCell::new(vec![0; ROOM_BYTES].into());
+    static ROOM: RefCell<Box<[u8]>> = RefCell::new(vec![0; ROOM_BYTES].into());
+}
+
+/// Lends the thread's room; one of its own where that is gone already (a connection dropped by another thread-local's destructor) or lent.
+pub(super) fn with_room<T>(mut work: impl FnMut(&mut [u8]) -> T) -> T {
+    let lent = ROOM.try_with(|room| room.try_borrow_mut().ok().map(|mut room| work(&mut room)));
+    lent.ok().flatten().unwrap_or_else(|| work(&mut vec![0; ROOM_BYTES]))
 }
 
 /// What a round did.
@@ -131,7 +137,7 @@ impl Stream {
     /// Reads until the other end's first frame, for which the rest of this waits. `None`: it is not here yet.
     pub(crate) fn first_frame(&mut self) -> Result<Option<Frame>, StreamEnd> {
         self.transmit(None, Instant::now())?;
-        ROOM.with_borrow_mut(|room| {
+        with_room(|room| {
             loop {
                 // No more than can be the first frame: what comes behind it is for who takes the stream over.
                 let size = MAX_HEADER_BYTES.min(PREAMBLE_BYTES);
@@ -181,7 +187,7 @@ impl Stream {
         }
         let _ = self.transmit(None, Instant::now());
         // With something unread, `close` would reset the connection, and the other end might lose what was sent last.
-        ROOM.with_borrow_mut(|room| {
+        with_room(|room| {
             for _ in 0..ROUND {
                 if !matches!(self.read(room), Ok(Some(_))) {
                     break;

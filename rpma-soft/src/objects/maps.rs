@@ -79,9 +79,9 @@ impl Mapping {
         if !self.shared || self.inode == 0 {
             return None;
         }
-        // A DAX device has no page cache to write back: the processor's is all there is.
+        // A DAX device has no page cache to write back: the processor's is all there is. Only for x86-64 is that written here.
         if self.path.starts_with("/dev/dax") {
-            return Some(Durability::CacheLines);
+            return cfg!(target_arch = "x86_64").then_some(Durability::CacheLines);
         }
         let file = self.file()?;
         // These keep nothing: `TMPFS_MAGIC`, `RAMFS_MAGIC`, `HUGETLBFS_MAGIC` (statfs(2)).

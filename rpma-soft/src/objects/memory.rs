@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use super::maps::{Durability, Mapping};
+use super::maps::Durability;
 use super::touch;
 use crate::rc::{Access, Claim, Denied, Extent, Key, Memory, MemoryFault, PdNumber};
 
@@ -25,11 +25,16 @@ pub(crate) struct Region {
     /// Whether its pages can go away.
     can_fault: bool,
     /// The parts of it that can be made durable, in order; without holes where `FLUSH_PERSISTENT` was granted.
-    durable: Vec<(u64, u64, Durability)>,
+    durable: Vec<Durable>,
+    /// Writing back has failed. The kernel tells such an error once, and counts the pages as clean then: no later flush may succeed.
+    failed: AtomicBool,
     revoked: AtomicBool,
     /// Held for reading while memory is touched. Deregistration takes it for writing.
     touched: RwLock<()>,
 }
+
+/// A part of a region that can be made durable: from where, to where in this process, and how.
+pub(super) type Durable = (u64, u64, Durability);
 
 /// What a region is made from.
 #[derive(Debug)]
@@ -92,23 +97,33 @@ impl Lease {
             Extent::Region => (region.iova, region.len_bytes),
             Extent::Range { addr, len_bytes } => (addr, len_bytes),
         };
+        if region.failed.load(Ordering::Acquire) {
+            return Err(MemoryFault);
+        }
         let touch = region.touch()?;
         let start = touch.host(addr);
         let end = start + len_bytes;
+        let mut reached = start;
         for (from, to, how) in &region.durable {
             let (from, to) = (start.max(*from), end.min(*to));
             if from >= to {
                 continue;
             }
+            if from > reached {
+                return Err(MemoryFault);
+            }
+            reached = to;
             if !how.still_has(to) {
                 return Err(MemoryFault);
             }
             match how {
                 Durability::CacheLines => touch::write_back(&touch, from, to - from),
-                Durability::File { .. } => touch::sync(&touch, from, to - from)?,
+                Durability::File { .. } => {
+                    touch::sync(&touch, from, to - from).inspect_err(|_| region.failed.store(true, Ordering::Release))?;
+                }
             }
         }
-        Ok(())
+        if reached < end { Err(MemoryFault) } else { Ok(()) }
     }
 }
 
@@ -143,18 +158,12 @@ impl Table {
         Self { regions: RwLock::default(), random: RandomState::new(), counter: AtomicU64::new(0) }
     }
 
-    /// Registers a region, and returns its key. `mappings` are what it is in.
+    /// Registers a region, and returns its key. `durable` covers it if its access has `FLUSH_PERSISTENT`; `can_fault`: its pages can go
+    /// away.
     ///
     /// Keys look random, so that a peer cannot guess one and a key of the past opens nothing: one in 2^32.
-    pub(super) fn register(&self, new: NewRegion, mappings: &[Mapping]) -> (u32, Arc<Region>) {
+    pub(super) fn register(&self, new: NewRegion, durable: Vec<Durable>, can_fault: bool) -> (u32, Arc<Region>) {
         let NewRegion { pd, iova, host, len_bytes, access } = new;
-        let durable = if access.contains(Access::FLUSH_PERSISTENT) {
-            let part = |m: &Mapping| m.durability().map(|how| (m.start, m.end, how));
-            mappings.iter().filter_map(part).collect()
-        } else {
-            Vec::new()
-        };
-        let can_fault = mappings.iter().any(Mapping::can_fault);
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
         let key = loop {
             #[expect(clippy::cast_possible_truncation, reason = "half of the hash is enough")]
@@ -172,6 +181,7 @@ impl Table {
             access,
             can_fault,
             durable,
+            failed: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             touched: RwLock::new(()),
         });
@@ -241,7 +251,7 @@ mod tests {
 
     fn region(table: &Table, bytes: &mut [u8], access: Access) -> (u32, Arc<Region>) {
         let host = bytes.as_mut_ptr().expose_provenance() as u64;
-        table.register(NewRegion { pd: PD, iova: 0x1000, host, len_bytes: bytes.len() as u64, access }, &[])
+        table.register(NewRegion { pd: PD, iova: 0x1000, host, len_bytes: bytes.len() as u64, access }, Vec::new(), false)
     }
 
     fn claim(key: u32, addr: u64, len_bytes: u64, access: Access) -> Claim {
@@ -263,6 +273,22 @@ mod tests {
         assert!(table.lease(&claim(key.wrapping_add(1), 0x1000, 1, read)).is_err());
         assert!(table.lease(&Claim { pd: PdNumber(4), ..claim(key, 0x1000, 1, read) }).is_err());
         assert!(table.lease(&Claim { extent: Extent::Region, ..claim(key, 0, 0, read) }).is_ok());
+    }
+
+    #[test]
+    fn flush_of_what_no_durable_part_covers_fails_and_once_failed_it_stays_so() {
+        let table = Table::new();
+        let mut bytes = [0; 64];
+        let host = bytes.as_mut_ptr().expose_provenance() as u64;
+        let new = NewRegion { pd: PD, iova: 0x1000, host, len_bytes: 64, access: Access::FLUSH_PERSISTENT };
+        let (key, of) = table.register(new, vec![(host, host + 32, Durability::CacheLines)], false);
+        let lease = table.lease(&claim(key, 0x1000, 64, Access::FLUSH_PERSISTENT)).unwrap();
+        let flush = |addr, len_bytes| lease.persist(Extent::Range { addr, len_bytes });
+        assert_eq!(flush(0x1000, 32), Ok(()));
+        assert_eq!(flush(0x1010, 17), Err(MemoryFault));
+        assert_eq!(lease.persist(Extent::Region), Err(MemoryFault));
+        of.failed.store(true, Ordering::Release);
+        assert_eq!(flush(0x1000, 32), Err(MemoryFault));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use rpma_sys::bindings::*;
 
 use super::connection::invalid;
 use super::device::Device;
-use super::maps;
+use super::maps::{self, Mapping};
 use super::memory::{NewRegion, Region};
 use crate::rc::{Access, PdNumber};
 
@@ -140,10 +140,14 @@ fn new_region(device: &Device, new: NewRegion, access: c_uint) -> io::Result<(u3
         return Err(fault());
     }
     // As soft-RoCE: a promise that cannot be kept is not made.
-    if rights.contains(Access::FLUSH_PERSISTENT) && mappings.iter().any(|mapping| mapping.durability().is_none()) {
-        return Err(invalid());
-    }
-    Ok(device.table.register(NewRegion { access: rights, ..new }, &mappings))
+    let durable = if rights.contains(Access::FLUSH_PERSISTENT) {
+        let part = |m: &Mapping| m.durability().map(|how| (m.start, m.end, how));
+        mappings.iter().map(part).collect::<Option<Vec<_>>>().ok_or_else(invalid)?
+    } else {
+        Vec::new()
+    };
+    let can_fault = mappings.iter().any(Mapping::can_fault);
+    Ok(device.table.register(NewRegion { access: rights, ..new }, durable, can_fault))
 }
 
 /// `ibv_dereg_mr(3)`. When this returns, nothing of ours touches the memory, and nothing will.

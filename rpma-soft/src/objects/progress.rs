@@ -9,7 +9,7 @@ use super::cq::Entry;
 use super::memory::Lease;
 use crate::cm::{Output, StreamEnd};
 use crate::driver::{Moved, Source, persist};
-use crate::rc::{FlushJob, QpState, Side};
+use crate::rc::{FlushJob, MemoryFault, QpState, Side};
 
 /// How long a queue pair in the error state waits for a message that is half sent, before the stream is cut: its work cannot complete
 /// before.
@@ -73,7 +73,12 @@ impl Connection {
                 cq.push(Entry { completion, qp_num: qp.number, of: Weak::clone(&self.me) });
             }
             while let Some(job) = qp.core.poll_flush_job() {
-                self.persist(job, qp.number);
+                let id = job.id;
+                if !self.persist(job, qp.number) {
+                    // Without a thread for it nothing is durable, and the peer is told so.
+                    qp.core.flush_done(now, id, Err(MemoryFault));
+                    again = true;
+                }
             }
         }
         while let Some(output) = state.cm.poll() {
@@ -96,10 +101,10 @@ impl Connection {
         again
     }
 
-    /// Makes data durable elsewhere, and goes on when it is.
-    fn persist(&self, job: FlushJob<Lease>, qp_num: u32) {
+    /// Makes data durable elsewhere, and goes on when it is. False if there can be no thread for it.
+    fn persist(&self, job: FlushJob<Lease>, qp_num: u32) -> bool {
         let me = Weak::clone(&self.me);
-        persist(Box::new(move || {
+        let job = Box::new(move || {
             let FlushJob { id, lease, extent, .. } = job;
             let result = lease.persist(extent);
             drop(lease);
@@ -109,7 +114,8 @@ impl Connection {
                 qp.core.flush_done(Instant::now(), id, result);
             }
             me.run(&mut state);
-        }));
+        });
+        persist(job).is_ok()
     }
 
     /// Has the driver come back at the next deadline.

@@ -208,11 +208,6 @@ pub(crate) fn write_back(_touch: &Touch<'_>, host: u64, len_bytes: u64) {
         unsafe {
             std::arch::x86_64::_mm_clflush(std::ptr::with_exposed_provenance(usize::try_from(line).expect("an address")));
         };
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above, for `dc cvac`; a platform that flushes on power loss needs no more.
-        unsafe {
-            std::arch::asm!("dc cvac, {0}", in(reg) line, options(nostack, preserves_flags));
-        };
         line += LINE;
     }
     // `clflush` is ordered with stores; the fence keeps what follows behind it.
