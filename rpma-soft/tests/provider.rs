@@ -132,14 +132,17 @@ fn requests_beyond_the_backlog_are_rejected() {
     id.bind(LOCAL.into()).unwrap();
     id.listen(2).unwrap();
     let addr = id.local_addr().unwrap();
-    let clients: Vec<_> = (0..2).map(|_| asking(&provider, addr)).collect();
-    // The two are in the queue once they were told of.
-    std::thread::sleep(Duration::from_millis(100));
-    let (one_more, _client) = asking(&provider, addr);
-    assert_eq!(event(&one_more).kind, CmEventKind::Rejected);
-    for _ in &clients {
+    // Whichever of the three comes last is one too many.
+    let clients: Vec<_> = (0..3).map(|_| asking(&provider, addr)).collect();
+    let mut fds: Vec<_> = clients.iter().map(|(channel, _)| PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN)).collect();
+    let limit = Timespec::try_from(LIMIT).unwrap();
+    assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "one of them is answered while nobody takes requests");
+    let (rejected, _) = &clients[fds.iter().position(|fd| !fd.revents().is_empty()).unwrap()];
+    assert_eq!(event(rejected).kind, CmEventKind::Rejected);
+    for _ in 0..2 {
         assert_eq!(event(&channel).kind, CmEventKind::ConnectRequest);
     }
+    assert!(channel.get_event().unwrap().is_none());
 }
 
 #[test]
