@@ -160,6 +160,8 @@ structures! {
     ibv_send_wr__bindgen_ty_4__bindgen_ty_1 = rdma_sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw, rkey, bind_info };
     ibv_send_wr__bindgen_ty_4__bindgen_ty_2 = rdma_sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_2 { hdr, hdr_sz, mss };
     ibv_recv_wr = rdma_sys::ibv_recv_wr { wr_id, next, sg_list, num_sge };
+    ibv_srq_attr = rdma_sys::ibv_srq_attr { max_wr, max_sge, srq_limit };
+    ibv_srq_init_attr = rdma_sys::ibv_srq_init_attr { srq_context, attr };
     ibv_srq = rdma_sys::ibv_srq { context, srq_context, pd, handle, mutex, cond, events_completed };
     ibv_qp = rdma_sys::ibv_qp { context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type, mutex,
         cond, events_completed };
@@ -170,6 +172,9 @@ structures! {
     ibv_comp_channel = rdma_sys::ibv_comp_channel { context, fd, refcnt };
     ibv_cq = rdma_sys::ibv_cq { context, channel, cq_context, handle, cqe, mutex, cond, comp_events_completed,
         async_events_completed };
+    rdma_addrinfo = rdma_sys::rdma_addrinfo { ai_flags, ai_family, ai_qp_type, ai_port_space, ai_src_len, ai_dst_len,
+        ai_src_addr, ai_dst_addr, ai_src_canonname, ai_dst_canonname, ai_route_len, ai_route, ai_connect_len, ai_connect,
+        ai_next };
     _ibv_device_ops = rdma_sys::_ibv_device_ops { _dummy1, _dummy2 };
     ibv_device = rdma_sys::ibv_device { _ops, node_type, transport_type, name, dev_name, dev_path, ibdev_path };
     _compat_ibv_port_attr = rdma_sys::_compat_ibv_port_attr {  };
@@ -376,6 +381,7 @@ constants! {
         IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT,
         IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_ALT_PATH, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN,
         IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_PATH_MIG_STATE, IBV_QP_CAP, IBV_QP_DEST_QPN, IBV_QP_RATE_LIMIT };
+    bits ibv_srq_attr_mask { IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT };
     module ibv_qp_state { IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPS_ERR,
         IBV_QPS_UNKNOWN };
     module ibv_mig_state { IBV_MIG_MIGRATED, IBV_MIG_REARM, IBV_MIG_ARMED };
@@ -404,6 +410,12 @@ const NO_CONSTANT_THERE: &[&str] = &[
     "IBV_LINK_LAYER_UNSPECIFIED",
     "IBV_WC_IP_CSUM_OK_SHIFT",
     "IBV_WC_STANDARD_FLAGS",
+    "RAI_DNS",
+    "RAI_FAMILY",
+    "RAI_NOROUTE",
+    "RAI_NUMERICHOST",
+    "RAI_PASSIVE",
+    "RAI_SA",
     "RDMA_MAX_INIT_DEPTH",
     "RDMA_MAX_RESP_RES",
     "RDMA_OPTION_IB",
