@@ -304,7 +304,7 @@ fn build_qp(peer: &Peer, id: &Arc<CmId>, cq: &Arc<Cq>, cfg: &ConnCfg) -> Result<
         native_atomic_write: capabilities.native_atomic_write && cfg.get_atomic_write_mode() != OpMode::Emulated,
     };
     let plain = QpRequest { native_flush: false, native_atomic_write: false, ..wanted };
-    let made = Qp::create(id, pd, cq, cq, wanted).or_else(|e| {
+    let made = Qp::create(id, pd, cq, cq, None, wanted).or_else(|e| {
         if wanted == plain {
             return Err(e);
         }
@@ -312,7 +312,7 @@ fn build_qp(peer: &Peer, id: &Arc<CmId>, cq: &Arc<Cq>, cfg: &ConnCfg) -> Result<
         // say so (EOPNOTSUPP, ENOSYS), but older versions of librdmacm make ENOMEM of every failure; if the cause is another one, the
         // plain creation meets it too.
         log::debug!("no queue pair with native operations, trying without: {e}");
-        Qp::create(id, pd, cq, cq, plain)
+        Qp::create(id, pd, cq, cq, None, plain)
     });
     let qp = made.map_err(|source| BuildError::Qp { sq_size: cfg.get_sq_size(), rq_size: cfg.get_rq_size(), source })?;
     let lacking = if cfg.get_flush_mode() == OpMode::Native && !qp.has_flush() {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rpma_sys::bindings::*;
-use rpma_sys::{CqOps, Provider, ProviderRef, QpOps, errno};
+use rpma_sys::{CqOps, Provider, ProviderRef, QpOps, SrqOps, errno};
 
 /// The greatest message of port 1, the only port.
 pub(crate) const MAX_MSG_SZ: u32 = 1 << 30;
@@ -385,6 +385,24 @@ unsafe impl Provider for FakeProvider {
     unsafe fn ibv_ack_cq_events(&self, _: *mut ibv_cq, _: c_uint) {
         unimplemented!()
     }
+    unsafe fn ibv_create_srq(&self, _: *mut ibv_pd, _: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+        unimplemented!()
+    }
+    unsafe fn ibv_destroy_srq(&self, _: *mut ibv_srq) -> c_int {
+        unimplemented!()
+    }
+    unsafe fn ibv_query_qp(&self, _: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int, _: *mut ibv_qp_init_attr) -> c_int {
+        unimplemented!()
+    }
+    unsafe fn ibv_get_async_event(&self, _: *mut ibv_context, _: *mut ibv_async_event) -> c_int {
+        unimplemented!()
+    }
+    unsafe fn ibv_ack_async_event(&self, _: *mut ibv_async_event) {
+        unimplemented!()
+    }
+    unsafe fn rdma_set_option(&self, _: *mut rdma_cm_id, _: c_int, _: c_int, _: *mut c_void, _: usize) -> c_int {
+        unimplemented!()
+    }
     unsafe fn ibv_modify_qp(&self, _: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int) -> c_int {
         unimplemented!()
     }
@@ -422,6 +440,9 @@ unsafe impl Provider for FakeProvider {
         unimplemented!()
     }
     unsafe fn cq_ops(&self, _: *mut ibv_cq) -> io::Result<CqOps> {
+        unimplemented!()
+    }
+    unsafe fn srq_ops(&self, _: *mut ibv_srq) -> io::Result<SrqOps> {
         unimplemented!()
     }
 }

@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
 use rpma_sys::bindings::*;
-use rpma_sys::{CqOps, Provider, ProviderRef, QpOps, errno};
+use rpma_sys::{CqOps, Provider, ProviderRef, QpOps, SrqOps, errno};
 
 use crate::SoftConfig;
 use crate::objects::device::{self, Device};
@@ -190,6 +190,28 @@ unsafe impl Provider for Soft {
         unsafe { cq_calls::ack_cq_events(cq, nevents) }
     }
 
+    unsafe fn ibv_create_srq(&self, _: *mut ibv_pd, _: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+        null(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)))
+    }
+
+    unsafe fn ibv_destroy_srq(&self, _: *mut ibv_srq) -> c_int {
+        libc::EOPNOTSUPP
+    }
+
+    unsafe fn ibv_query_qp(&self, _: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int, _: *mut ibv_qp_init_attr) -> c_int {
+        libc::EOPNOTSUPP
+    }
+
+    unsafe fn ibv_get_async_event(&self, _: *mut ibv_context, _: *mut ibv_async_event) -> c_int {
+        minus1(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)))
+    }
+
+    unsafe fn ibv_ack_async_event(&self, _: *mut ibv_async_event) {}
+
+    unsafe fn rdma_set_option(&self, _: *mut rdma_cm_id, _: c_int, _: c_int, _: *mut c_void, _: usize) -> c_int {
+        minus1(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)))
+    }
+
     unsafe fn ibv_modify_qp(&self, qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
         // SAFETY: the program's, with what the mask names (contract of the trait).
         let attr = unsafe { &*attr };
@@ -361,6 +383,10 @@ unsafe impl Provider for Soft {
 
     unsafe fn cq_ops(&self, _: *mut ibv_cq) -> io::Result<CqOps> {
         Ok(CqOps { poll_cq: cq_calls::poll_cq, req_notify_cq: cq_calls::req_notify_cq })
+    }
+
+    unsafe fn srq_ops(&self, _: *mut ibv_srq) -> io::Result<SrqOps> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 }
 

@@ -60,7 +60,7 @@ fn prepare(context: &Arc<Context>, id: CmId, channel: Arc<EventChannel>) -> End 
     let cq = Cq::create(context, 16, 0).unwrap();
     let cap = QpCap { send_wr: 8, recv_wr: 8, send_sge: 1, recv_sge: 1, inline_bytes: 8 };
     let request = QpRequest { cap, native_flush: true, native_atomic_write: true };
-    let qp = Qp::create(&id, &pd, &cq, &cq, request).unwrap();
+    let qp = Qp::create(&id, &pd, &cq, &cq, None, request).unwrap();
     End { channel, qp, cq, pd }
 }
 

@@ -38,8 +38,18 @@ macro_rules! for_each_call {
                 verbs minus1 fn ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void) -> c_int;
                 /// Acknowledges completion events: `ibv_get_cq_event(3)`.
                 verbs infallible fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) -> ();
+                /// Creates a shared receive queue: `ibv_create_srq(3)`.
+                verbs null fn ibv_create_srq(pd: *mut ibv_pd, srq_init_attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
+                /// Destroys a shared receive queue that no queue pair uses: `ibv_create_srq(3)`.
+                verbs errno fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int;
                 /// Changes a queue pair's state: `ibv_modify_qp(3)`.
                 verbs errno fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int;
+                /// A queue pair's attributes: `ibv_query_qp(3)`.
+                verbs errno fn ibv_query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int, init_attr: *mut ibv_qp_init_attr) -> c_int;
+                /// Takes an asynchronous event of the device or of what was made with it: `ibv_get_async_event(3)`.
+                verbs minus1 fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
+                /// Acknowledges an asynchronous event; what it is about cannot be destroyed before: `ibv_get_async_event(3)`.
+                verbs infallible fn ibv_ack_async_event(event: *mut ibv_async_event) -> ();
                 /// A device's name: `ibv_get_device_name(3)`.
                 verbs infallible fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
                 /// A completion status in words: `ibv_wc_status_str(3)`.
@@ -62,6 +72,8 @@ macro_rules! for_each_call {
                 cm minus1 fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
                 /// Listens: `rdma_listen(3)`.
                 cm minus1 fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int;
+                /// Sets an option of an identifier: `rdma_set_option(3)`.
+                cm minus1 fn rdma_set_option(id: *mut rdma_cm_id, level: c_int, optname: c_int, optval: *mut c_void, optlen: usize) -> c_int;
                 /// Starts resolving an address: `rdma_resolve_addr(3)`.
                 cm minus1 fn rdma_resolve_addr(id: *mut rdma_cm_id, src_addr: *mut sockaddr, dst_addr: *mut sockaddr, timeout_ms: c_int) -> c_int;
                 /// Starts resolving a route: `rdma_resolve_route(3)`.

@@ -44,7 +44,7 @@ pub use fork::ProcessMark;
 #[cfg(feature = "rdma-sys")]
 pub use linked::RdmaCoreLinked;
 pub use provider::{
-    CqOps, PollCqFn, PostRecvFn, PostSendFn, Provider, ProviderRef, QpExOps, QpOps, ReqNotifyFn, WrAtomicWriteFn, WrCompleteFn,
-    WrFlushFn, WrStartFn,
+    CqOps, PollCqFn, PostRecvFn, PostSendFn, PostSrqRecvFn, Provider, ProviderRef, QpExOps, QpOps, ReqNotifyFn, SrqOps,
+    WrAtomicWriteFn, WrCompleteFn, WrFlushFn, WrStartFn,
 };
 pub use rdma_core::{LoadError, RdmaCore};

@@ -73,7 +73,7 @@ macro_rules! same_c_type {
     };
 }
 same_c_type!(structures:
-    ibv_context ibv_device ibv_device_attr ibv_pd ibv_mr ibv_comp_channel ibv_cq ibv_qp ibv_qp_ex ibv_qp_attr ibv_qp_init_attr
+    ibv_context ibv_device ibv_device_attr ibv_pd ibv_mr ibv_comp_channel ibv_cq ibv_srq ibv_srq_init_attr ibv_async_event ibv_qp ibv_qp_ex ibv_qp_attr ibv_qp_init_attr
     ibv_qp_init_attr_ex rdma_event_channel rdma_cm_id rdma_cm_event rdma_conn_param
 );
 same_c_type!(scalars: () c_void c_char u8 c_int c_uint u64 usize);

@@ -16,6 +16,8 @@ pub type ProviderRef = Arc<dyn Provider>;
 pub type PostSendFn = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
 /// `ibv_post_recv(3)`.
 pub type PostRecvFn = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
+/// `ibv_post_srq_recv(3)`.
+pub type PostSrqRecvFn = unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 /// `ibv_poll_cq(3)`.
 pub type PollCqFn = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 /// `ibv_req_notify_cq(3)`.
@@ -36,6 +38,13 @@ pub struct CqOps {
     pub poll_cq: PollCqFn,
     /// Asks for an event on the next completion.
     pub req_notify_cq: ReqNotifyFn,
+}
+
+/// A shared receive queue's data path, read from the provider once, when the queue is made.
+#[derive(Debug, Clone, Copy)]
+pub struct SrqOps {
+    /// Posts a list of receive requests.
+    pub post_srq_recv: PostSrqRecvFn,
 }
 
 /// A queue pair's data path, read from the provider once, when the queue pair is made.
@@ -74,7 +83,7 @@ macro_rules! provider_trait {
         /// What carries RDMA: rdma-core, or something that fills the same C structures.
         ///
         /// The control path is here, with the C names, signatures and conventions (see the man page of each). The data path is
-        /// not: [`qp_ops`](Self::qp_ops) and [`cq_ops`](Self::cq_ops) hand out function pointers once per queue, so that hardware
+        /// not: [`qp_ops`](Self::qp_ops), [`cq_ops`](Self::cq_ops) and [`srq_ops`](Self::srq_ops) hand out function pointers once per queue, so that hardware
         /// pays nothing for the seam.
         ///
         /// # Safety
@@ -105,6 +114,13 @@ macro_rules! provider_trait {
             ///
             /// If an operation is missing.
             unsafe fn cq_ops(&self, cq: *mut ibv_cq) -> io::Result<CqOps>;
+
+            /// The data path of `srq`.
+            ///
+            /// # Errors
+            ///
+            /// If an operation is missing.
+            unsafe fn srq_ops(&self, srq: *mut ibv_srq) -> io::Result<SrqOps>;
         }
     };
 }

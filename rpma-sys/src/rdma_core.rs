@@ -10,7 +10,7 @@ use libloading::Library;
 use crate::bindings::*;
 use crate::calls::for_each_call;
 use crate::inline;
-use crate::provider::{CqOps, Provider, ProviderRef, QpExOps, QpOps};
+use crate::provider::{CqOps, Provider, ProviderRef, QpExOps, QpOps, SrqOps};
 
 const VERBS: &str = "libibverbs.so.1";
 const CM: &str = "librdmacm.so.1";
@@ -138,6 +138,14 @@ macro_rules! rdma_core {
                     poll_cq: ops.poll_cq.ok_or_else(|| missing("poll_cq"))?,
                     req_notify_cq: ops.req_notify_cq.ok_or_else(|| missing("req_notify_cq"))?,
                 })
+            }
+
+            unsafe fn srq_ops(&self, srq: *mut ibv_srq) -> io::Result<SrqOps> {
+                // SAFETY: `srq` is live by the contract of this method, and keeps its context.
+                let context = unsafe { (*srq).context };
+                // SAFETY: as in `cq_ops`.
+                let ops = unsafe { (*context).ops };
+                Ok(SrqOps { post_srq_recv: ops.post_srq_recv.ok_or_else(|| missing("post_srq_recv"))? })
             }
         }
     };

@@ -31,6 +31,19 @@ pub struct ConnParam<'a> {
     pub rnr_retry_count: u8,
 }
 
+/// An option of an identifier: `rdma_set_option(3)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IdOption {
+    /// The type of service of the connection's packets; before the route is resolved.
+    TypeOfService(u8),
+    /// How long an answer is waited for: 4.096 µs times two to this power; before connecting.
+    AckTimeout(u8),
+    /// Whether to bind to an address that is in use.
+    ReuseAddr(bool),
+    /// Whether the IPv6 wildcard address leaves out IPv4.
+    AddressFamilyOnly(bool),
+}
+
 impl ConnParam<'_> {
     fn to_raw(self) -> io::Result<rdma_conn_param> {
         let private_data_len = u8::try_from(self.private_data.len()).map_err(|_| {
@@ -116,6 +129,25 @@ impl CmId {
         let _ids = self.channel.lock_ids();
         // SAFETY: the identifier is live.
         minus1_ret(unsafe { self.provider().rdma_listen(self.as_ptr(), backlog) })
+    }
+
+    /// Sets an option: `rdma_set_option(3)`.
+    ///
+    /// # Errors
+    ///
+    /// As `rdma_set_option(3)`: EINVAL for an option that comes too late, ENOSYS for one that the kernel does not know.
+    pub fn set_option(&self, option: IdOption) -> io::Result<()> {
+        check(self.mark)?;
+        let (name, mut value, size) = match option {
+            IdOption::TypeOfService(value) => (RDMA_OPTION_ID_TOS, [value, 0, 0, 0], 1),
+            IdOption::AckTimeout(value) => (RDMA_OPTION_ID_ACK_TIMEOUT, [value, 0, 0, 0], 1),
+            IdOption::ReuseAddr(value) => (RDMA_OPTION_ID_REUSEADDR, c_int::from(value).to_ne_bytes(), size_of::<c_int>()),
+            IdOption::AddressFamilyOnly(value) => (RDMA_OPTION_ID_AFONLY, c_int::from(value).to_ne_bytes(), size_of::<c_int>()),
+        };
+        let (level, name) = (RDMA_OPTION_ID.cast_signed(), name.cast_signed());
+        let _ids = self.channel.lock_ids();
+        // SAFETY: the identifier is live, and `value` holds `size` bytes that outlive the call.
+        minus1_ret(unsafe { self.provider().rdma_set_option(self.as_ptr(), level, name, value.as_mut_ptr().cast(), size) })
     }
 
     /// Starts resolving the peer's address; the answer is an event. Whole milliseconds count, rounded up.

@@ -10,6 +10,7 @@
 //! - It may be used from any thread, as verbs allow. What librdmacm does not lock itself is locked here.
 
 mod address;
+mod async_event;
 mod channel;
 mod context;
 mod cq;
@@ -18,17 +19,20 @@ mod id;
 mod mr;
 mod pd;
 mod qp;
+mod srq;
 
 use std::io;
 
 pub use address::lacks_scope;
+pub use async_event::{AsyncElement, AsyncEvent, AsyncEvents};
 pub use channel::{CmEvent, CmEventKind, EventChannel};
 pub use context::Context;
 pub use cq::Cq;
-pub use id::{CmId, ConnParam};
+pub use id::{CmId, ConnParam, IdOption};
 pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::{PostError, Qp, QpCap, QpRequest, SendOp, SendOptions, Taken};
+pub use srq::{Srq, SrqCap};
 
 use crate::fork::ProcessMark;
 

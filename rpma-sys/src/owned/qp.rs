@@ -6,7 +6,7 @@ use std::io;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::{CmId, Cq, Pd};
+use super::{CmId, Cq, Pd, Srq};
 use crate::bindings::*;
 use crate::provider::QpOps;
 use crate::ret::{errno_ret, minus1_ret};
@@ -100,6 +100,7 @@ pub struct Qp {
     _pd: Arc<Pd>,
     _send_cq: Arc<Cq>,
     _recv_cq: Arc<Cq>,
+    _srq: Option<Arc<Srq>>,
 }
 
 // SAFETY: verbs allow a queue pair to be used from any thread; the extended builders lock between start and complete.
@@ -108,21 +109,30 @@ unsafe impl Send for Qp {}
 unsafe impl Sync for Qp {}
 
 impl Qp {
-    /// Makes the queue pair of `id`.
+    /// Makes the queue pair of `id`. With a shared receive queue it takes its receives from there, and has no receive queue of its own.
     ///
     /// # Errors
     ///
     /// As `rdma_create_qp(3)`; `InvalidInput` if the parts are of different devices.
-    pub fn create(id: &Arc<CmId>, pd: &Arc<Pd>, send_cq: &Arc<Cq>, recv_cq: &Arc<Cq>, request: QpRequest) -> io::Result<Self> {
+    pub fn create(
+        id: &Arc<CmId>,
+        pd: &Arc<Pd>,
+        send_cq: &Arc<Cq>,
+        recv_cq: &Arc<Cq>,
+        srq: Option<&Arc<Srq>>,
+        request: QpRequest,
+    ) -> io::Result<Self> {
         id.check()?;
         pd.check()?;
         send_cq.check()?;
         recv_cq.check()?;
+        srq.map_or(Ok(()), |srq| srq.check())?;
         let context = pd.context();
-        if !id.is_on(context) || !send_cq.context().is_same_as(context) || !recv_cq.context().is_same_as(context) {
+        let others = [send_cq.context(), recv_cq.context()].into_iter().chain(srq.map(|srq| srq.context()));
+        if !id.is_on(context) || !others.into_iter().all(|other| other.is_same_as(context)) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "identifier, protection domain and completion queues are of different devices",
+                "identifier, protection domain and queues are of different devices",
             ));
         }
         let mut send_ops_flags = 0;
@@ -135,6 +145,7 @@ impl Qp {
         let mut attr = ibv_qp_init_attr_ex {
             send_cq: send_cq.as_ptr(),
             recv_cq: recv_cq.as_ptr(),
+            srq: srq.map_or(null_mut(), |srq| srq.as_ptr()),
             cap: ibv_qp_cap {
                 max_send_wr: request.cap.send_wr,
                 max_recv_wr: request.cap.recv_wr,
@@ -183,6 +194,7 @@ impl Qp {
             _pd: Arc::clone(pd),
             _send_cq: Arc::clone(send_cq),
             _recv_cq: Arc::clone(recv_cq),
+            _srq: srq.cloned(),
         })
     }
 
@@ -345,6 +357,20 @@ impl Qp {
         errno_ret(unsafe { self.id.provider().ibv_modify_qp(self.raw, &raw mut attr, mask) })
     }
 
+    /// Its attributes that `mask` names, with the sizes that it was made with: `ibv_query_qp(3)`.
+    ///
+    /// # Errors
+    ///
+    /// As `ibv_query_qp(3)`.
+    pub fn query(&self, mask: ibv_qp_attr_mask) -> io::Result<(ibv_qp_attr, ibv_qp_init_attr)> {
+        self.id.check()?;
+        let (mut attr, mut init_attr) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
+        let mask = mask.cast_signed();
+        // SAFETY: the queue pair is live, and both are valid places for the results.
+        errno_ret(unsafe { self.id.provider().ibv_query_qp(self.raw, &raw mut attr, mask, &raw mut init_attr) })?;
+        Ok((attr, init_attr))
+    }
+
     /// Its number, which completions carry.
     #[must_use]
     pub fn number(&self) -> u32 {
@@ -405,7 +431,7 @@ fn destroy(id: &CmId) {
 }
 
 /// The number of ranges, which not every driver checks against what it granted.
-fn num_sge(sges: &[ibv_sge], granted: u32) -> io::Result<c_int> {
+pub(super) fn num_sge(sges: &[ibv_sge], granted: u32) -> io::Result<c_int> {
     let num_sge = c_int::try_from(sges.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     if sges.len() > granted as usize { Err(io::ErrorKind::InvalidInput.into()) } else { Ok(num_sge) }
 }
@@ -416,6 +442,6 @@ fn send_flags(options: SendOptions) -> c_uint {
 
 /// The result of posting one request. `bad_wr` is never looked into: providers leave it null even when they fail, and may have taken the
 /// request then.
-fn posted(rc: c_int, bad_is_null: bool) -> Result<(), PostError> {
+pub(super) fn posted(rc: c_int, bad_is_null: bool) -> Result<(), PostError> {
     errno_ret(rc).map_err(|source| PostError { source, taken: if bad_is_null { Taken::Unknown } else { Taken::No } })
 }

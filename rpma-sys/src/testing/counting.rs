@@ -9,11 +9,11 @@ use std::ops::Index;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use super::data_path::{Refusal, Watch, pass_on, watch_cq, watch_qp};
+use super::data_path::{Refusal, Watch, pass_on, watch_cq, watch_qp, watch_srq};
 use super::{Call, Effect, Kind};
 use crate::bindings::*;
 use crate::calls::for_each_call;
-use crate::provider::{CqOps, Provider, ProviderRef, QpOps};
+use crate::provider::{CqOps, Provider, ProviderRef, QpOps, SrqOps};
 
 /// Stands in front of another provider and counts what that has made and not yet freed, and how often each call was made.
 ///
@@ -233,6 +233,13 @@ macro_rules! counting {
                 // SAFETY: the contract that the caller of this method accepted.
                 let ops = unsafe { self.inner.cq_ops(cq) }?;
                 watch_cq(&self.watch(), cq, ops)
+            }
+
+            unsafe fn srq_ops(&self, srq: *mut ibv_srq) -> io::Result<SrqOps> {
+                self.state.before(Call::srq_ops);
+                // SAFETY: the contract that the caller of this method accepted.
+                let ops = unsafe { self.inner.srq_ops(srq) }?;
+                watch_srq(&self.watch(), srq, ops)
             }
         }
     };

@@ -12,7 +12,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use super::Call;
 use crate::bindings::*;
-use crate::provider::{CqOps, PollCqFn, PostRecvFn, PostSendFn, QpExOps, QpOps, ReqNotifyFn, WrCompleteFn, WrStartFn};
+use crate::provider::{
+    CqOps, PollCqFn, PostRecvFn, PostSendFn, PostSrqRecvFn, QpExOps, QpOps, ReqNotifyFn, SrqOps, WrCompleteFn, WrStartFn,
+};
 
 /// What stands in front of a queue.
 pub(super) trait Watch: Debug + Send + Sync {
@@ -34,6 +36,7 @@ const LEVELS: usize = 4;
 static QPS: Registry<QpFns> = Registry::new();
 static QP_EXS: Registry<QpExFns> = Registry::new();
 static CQS: Registry<CqOps> = Registry::new();
+static SRQS: Registry<SrqOps> = Registry::new();
 
 #[derive(Debug, Clone, Copy)]
 struct QpFns {
@@ -81,14 +84,18 @@ pub(super) fn watch_cq(watch: &Arc<dyn Watch>, cq: *mut ibv_cq, ops: CqOps) -> i
 
 /// Forgets a completion queue while `destroy` tries to destroy it; if that fails, it is remembered again.
 pub(super) fn forget_cq(watch: &Arc<dyn Watch>, cq: *mut ibv_cq, destroy: impl FnOnce() -> c_int) -> c_int {
-    let left = CQS.leave(watch, cq.addr());
-    let rc = destroy();
-    if rc != 0
-        && let Some(left) = left
-    {
-        CQS.put_back(left);
-    }
-    rc
+    CQS.leave_while(watch, cq.addr(), destroy)
+}
+
+/// Puts `watch` in front of a shared receive queue, until it is forgotten.
+pub(super) fn watch_srq(watch: &Arc<dyn Watch>, srq: *mut ibv_srq, ops: SrqOps) -> io::Result<SrqOps> {
+    let level = SRQS.enter(watch, srq.addr(), ops)?;
+    Ok(SrqOps { post_srq_recv: POST_SRQ_RECV[level] })
+}
+
+/// Forgets a shared receive queue while `destroy` tries to destroy it; if that fails, it is remembered again.
+pub(super) fn forget_srq(watch: &Arc<dyn Watch>, srq: *mut ibv_srq, destroy: impl FnOnce() -> c_int) -> c_int {
+    SRQS.leave_while(watch, srq.addr(), destroy)
 }
 
 #[derive(Debug, Clone)]
@@ -131,8 +138,16 @@ impl<Ops: Copy> Registry<Ops> {
         })
     }
 
-    fn put_back(&self, left: Left<Ops>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(left.place, left.entry);
+    /// Forgets a queue while `destroy` tries to destroy it; if that fails, it is remembered again.
+    fn leave_while(&self, watch: &Arc<dyn Watch>, addr: usize, destroy: impl FnOnce() -> c_int) -> c_int {
+        let left = self.leave(watch, addr);
+        let rc = destroy();
+        if rc != 0
+            && let Some(left) = left
+        {
+            self.0.write().unwrap_or_else(PoisonError::into_inner).insert(left.place, left.entry);
+        }
+        rc
     }
 
     /// The entry of a queue, by copy: nothing is locked while its functions run.
@@ -150,6 +165,7 @@ const DESTROYED: c_int = libc::EINVAL;
 
 const POST_SEND: [PostSendFn; LEVELS] = [post_send::<0>, post_send::<1>, post_send::<2>, post_send::<3>];
 const POST_RECV: [PostRecvFn; LEVELS] = [post_recv::<0>, post_recv::<1>, post_recv::<2>, post_recv::<3>];
+const POST_SRQ_RECV: [PostSrqRecvFn; LEVELS] = [post_srq_recv::<0>, post_srq_recv::<1>, post_srq_recv::<2>, post_srq_recv::<3>];
 const WR_COMPLETE: [WrCompleteFn; LEVELS] = [wr_complete::<0>, wr_complete::<1>, wr_complete::<2>, wr_complete::<3>];
 const POLL_CQ: [PollCqFn; LEVELS] = [poll_cq::<0>, poll_cq::<1>, poll_cq::<2>, poll_cq::<3>];
 const REQ_NOTIFY_CQ: [ReqNotifyFn; LEVELS] = [req_notify_cq::<0>, req_notify_cq::<1>, req_notify_cq::<2>, req_notify_cq::<3>];
@@ -196,6 +212,29 @@ unsafe extern "C" fn post_recv<const LEVEL: usize>(
         }
         // SAFETY: as in `post_send`.
         None => unsafe { (entry.ops.post_recv)(qp, wr, bad_wr) },
+    }
+}
+
+/// # Safety
+///
+/// As `ibv_post_srq_recv(3)`.
+unsafe extern "C" fn post_srq_recv<const LEVEL: usize>(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let Some(entry) = SRQS.find(LEVEL, srq.addr(), Call::post_srq_recv) else { return DESTROYED };
+    match entry.watch.before(Call::post_srq_recv) {
+        Some(refusal) => {
+            if refusal.names_bad_wr {
+                // SAFETY: the caller passes a valid place for the result (contract above).
+                unsafe { bad_wr.write(wr) };
+            }
+            refusal.errno
+        }
+        // SAFETY: the function that the provider behind us handed out for this queue, which is live since we remember it; the
+        // arguments are the caller's, under the same contract.
+        None => unsafe { (entry.ops.post_srq_recv)(srq, wr, bad_wr) },
     }
 }
 
@@ -254,6 +293,12 @@ macro_rules! pass_on {
         $crate::testing::data_path::forget_cq(&$self.watch(), $cq, || {
             // SAFETY: the contract that the caller of this method accepted.
             unsafe { $self.inner.ibv_destroy_cq($cq) }
+        })
+    };
+    ($self:ident, ibv_destroy_srq($srq:ident)) => {
+        $crate::testing::data_path::forget_srq(&$self.watch(), $srq, || {
+            // SAFETY: the contract that the caller of this method accepted.
+            unsafe { $self.inner.ibv_destroy_srq($srq) }
         })
     };
     ($self:ident, $name:ident($($arg:ident),*)) => {

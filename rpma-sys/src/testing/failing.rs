@@ -8,11 +8,11 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use super::data_path::{Refusal, Watch, pass_on, watch_cq, watch_qp};
+use super::data_path::{Refusal, Watch, pass_on, watch_cq, watch_qp, watch_srq};
 use super::{Call, Effect};
 use crate::bindings::*;
 use crate::calls::for_each_call;
-use crate::provider::{CqOps, Provider, ProviderRef, QpOps};
+use crate::provider::{CqOps, Provider, ProviderRef, QpOps, SrqOps};
 
 /// Among which calls a [`Plan`] chooses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -372,6 +372,15 @@ macro_rules! failing {
                 let ops = unsafe { self.inner.cq_ops(cq) }?;
                 watch_cq(&self.watch(), cq, ops)
             }
+
+            unsafe fn srq_ops(&self, srq: *mut ibv_srq) -> io::Result<SrqOps> {
+                if let Some(refusal) = self.before(Call::srq_ops) {
+                    return Err(io::Error::from_raw_os_error(refusal.errno));
+                }
+                // SAFETY: the contract that the caller of this method accepted.
+                let ops = unsafe { self.inner.srq_ops(srq) }?;
+                watch_srq(&self.watch(), srq, ops)
+            }
         }
     };
 }
@@ -388,7 +397,8 @@ mod tests {
     use super::super::{CountingProvider, Kind};
     use super::*;
     use crate::owned::{
-        CmEventKind, CmId, Cq, EventChannel, Mr, Pd, PostError, Qp, QpCap, QpRequest, SendOp, SendOptions, Taken,
+        AsyncEvents, CmEventKind, CmId, Cq, EventChannel, IdOption, Mr, Pd, PostError, Qp, QpCap, QpRequest, SendOp, SendOptions,
+        Srq, SrqCap, Taken,
     };
 
     fn control_path() -> impl Iterator<Item = Call> {
@@ -531,6 +541,7 @@ mod tests {
     struct Parts {
         qp: Qp,
         cq: Arc<Cq>,
+        srq: Arc<Srq>,
         mr: Mr,
         channel: Arc<EventChannel>,
     }
@@ -546,10 +557,12 @@ mod tests {
             context.query_port(1)?;
             let pd = Pd::alloc(&context)?;
             let cq = Cq::create(&context, 4, 0)?;
-            let qp = Qp::create(&id, &pd, &cq, &cq, QpRequest { cap: CAP, native_flush, native_atomic_write: false })?;
+            let srq = Srq::create(&pd, SrqCap { wr: 4, sge: 1 })?;
+            let request = QpRequest { cap: CAP, native_flush, native_atomic_write: false };
+            let qp = Qp::create(&id, &pd, &cq, &cq, Some(&srq), request)?;
             // SAFETY: the fake never touches the memory.
             let mr = unsafe { Mr::register(&pd, std::ptr::NonNull::dangling(), 8, 0) }?;
-            Ok(Self { qp, cq, mr, channel })
+            Ok(Self { qp, cq, srq, mr, channel })
         }
 
         /// Makes every call that there is once.
@@ -558,13 +571,17 @@ mod tests {
             let options = SendOptions::default();
             post(self.qp.post_recv(&[], 0))?;
             post(self.qp.post_send(SendOp::Send, &[], options))?;
+            post(self.srq.post_recv(&[], 0))?;
             post(self.qp.post_flush(0, 0, 0, false, 1, options))?;
             self.cq.request_notify()?;
             self.cq.poll(&mut [ibv_wc::default()])?;
             fake.push_cq_events(1);
             self.cq.take_events()?;
             self.mr.advise(0, 0, &mut [])?;
+            self.qp.query(IBV_QP_STATE)?;
+            assert_eq!(AsyncEvents::of(self.cq.context())?.take()?, None);
             let id = self.qp.id();
+            id.set_option(IdOption::TypeOfService(8))?;
             id.bind("10.0.0.1:0".parse().unwrap())?;
             id.listen(0)?;
             fake.push_cm_event(RDMA_CM_EVENT_CONNECT_REQUEST);

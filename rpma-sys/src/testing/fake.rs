@@ -13,7 +13,7 @@ use super::{Call, Kind};
 use crate::bindings::*;
 use crate::calls::for_each_call;
 use crate::errno;
-use crate::provider::{CqOps, Provider, QpExOps, QpOps};
+use crate::provider::{CqOps, Provider, QpExOps, QpOps, SrqOps};
 
 #[derive(Debug)]
 pub(super) struct Fake {
@@ -41,7 +41,7 @@ struct Object {
 impl Fake {
     pub(super) fn new() -> Arc<Self> {
         let device = Box::into_raw(Box::new(ibv_device { transport_type: IBV_TRANSPORT_IB, ..Default::default() }));
-        let context = Box::into_raw(Box::new(ibv_context { device, ..Default::default() }));
+        let context = Box::into_raw(Box::new(ibv_context { device, async_fd: open_descriptor(), ..Default::default() }));
         Arc::new(Self {
             context: context.expose_provenance(),
             tables: Mutex::default(),
@@ -166,6 +166,19 @@ macro_rules! fake {
     (ibv_ack_cq_events $self:ident $cq:ident $nevents:ident) => {
         $self.tables().unacked_cq_events -= $nevents
     };
+    (ibv_create_srq $self:ident $pd:ident $attr:ident) => {
+        $self.make(Kind::Srq, &[$pd.addr()], ibv_srq { context: $self.context(), pd: $pd, ..Default::default() })
+    };
+    (ibv_destroy_srq $self:ident $srq:ident) => {
+        // SAFETY: made by `ibv_create_srq`.
+        unsafe { $self.free(Kind::Srq, $srq) }
+    };
+    (ibv_get_async_event $self:ident $context:ident $event:ident) => {
+        minus1(libc::EAGAIN)
+    };
+    (ibv_ack_async_event $self:ident $event:ident) => {
+        panic!("no asynchronous event was taken")
+    };
     (ibv_get_device_name $self:ident $device:ident) => {
         c"fake0".as_ptr()
     };
@@ -213,7 +226,7 @@ macro_rules! fake {
     (rdma_create_qp_ex $self:ident $id:ident $attr:ident) => {{
         // SAFETY: live by the contract.
         let attr = unsafe { &*$attr };
-        let uses = [$id.addr(), attr.pd.addr(), attr.send_cq.addr(), attr.recv_cq.addr()];
+        let uses = [$id.addr(), attr.pd.addr(), attr.send_cq.addr(), attr.recv_cq.addr(), attr.srq.addr()];
         let qp_base = ibv_qp { context: $self.context(), pd: attr.pd, qp_num: 7, ..Default::default() };
         let qp_ex = $self.make(Kind::Qp, &uses, ibv_qp_ex { qp_base, ..Default::default() });
         // SAFETY: live by the contract.
@@ -288,6 +301,10 @@ macro_rules! fake_provider {
             unsafe fn cq_ops(&self, cq: *mut ibv_cq) -> io::Result<CqOps> {
                 Ok(CqOps { poll_cq, req_notify_cq })
             }
+
+            unsafe fn srq_ops(&self, srq: *mut ibv_srq) -> io::Result<SrqOps> {
+                Ok(SrqOps { post_srq_recv })
+            }
         }
 
         /// Makes a call with arguments that are all zero or null, and reads its answer in its own convention.
@@ -311,9 +328,14 @@ macro_rules! fake_provider {
                 Call::qp_ops => unsafe { provider.qp_ops(null_mut(), 0) }.map(drop),
                 // SAFETY: this function's own contract.
                 Call::cq_ops => unsafe { provider.cq_ops(null_mut()) }.map(drop),
-                Call::post_send | Call::post_recv | Call::poll_cq | Call::req_notify_cq | Call::wr_complete => {
-                    unreachable!("{call} is called through a queue")
-                }
+                // SAFETY: this function's own contract.
+                Call::srq_ops => unsafe { provider.srq_ops(null_mut()) }.map(drop),
+                Call::post_send
+                | Call::post_recv
+                | Call::post_srq_recv
+                | Call::poll_cq
+                | Call::req_notify_cq
+                | Call::wr_complete => unreachable!("{call} is called through a queue"),
             }
         }
     };
@@ -377,6 +399,11 @@ unsafe extern "C" fn post_send(qp: *mut ibv_qp, _: *mut ibv_send_wr, _: *mut *mu
 /// Counts in `events_completed`.
 unsafe extern "C" fn post_recv(qp: *mut ibv_qp, _: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
     count!(qp.events_completed)
+}
+
+/// Counts in `events_completed`.
+unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, _: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
+    count!(srq.events_completed)
 }
 
 /// Counts in `handle`.

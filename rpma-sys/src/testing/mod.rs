@@ -92,10 +92,14 @@ macro_rules! call {
             qp_ops,
             /// [`Provider::cq_ops`](crate::Provider::cq_ops).
             cq_ops,
+            /// [`Provider::srq_ops`](crate::Provider::srq_ops).
+            srq_ops,
             /// [`QpOps::post_send`](crate::QpOps::post_send).
             post_send,
             /// [`QpOps::post_recv`](crate::QpOps::post_recv).
             post_recv,
+            /// [`SrqOps::post_srq_recv`](crate::SrqOps::post_srq_recv).
+            post_srq_recv,
             /// [`CqOps::poll_cq`](crate::CqOps::poll_cq).
             poll_cq,
             /// [`CqOps::req_notify_cq`](crate::CqOps::req_notify_cq).
@@ -111,8 +115,10 @@ macro_rules! call {
                 $(Self::$iname,)*
                 Self::qp_ops,
                 Self::cq_ops,
+                Self::srq_ops,
                 Self::post_send,
                 Self::post_recv,
+                Self::post_srq_recv,
                 Self::poll_cq,
                 Self::req_notify_cq,
                 Self::wr_complete,
@@ -126,8 +132,10 @@ macro_rules! call {
                     $(Self::$iname => stringify!($iname),)*
                     Self::qp_ops => "qp_ops",
                     Self::cq_ops => "cq_ops",
+                    Self::srq_ops => "srq_ops",
                     Self::post_send => "post_send",
                     Self::post_recv => "post_recv",
+                    Self::post_srq_recv => "post_srq_recv",
                     Self::poll_cq => "poll_cq",
                     Self::req_notify_cq => "req_notify_cq",
                     Self::wr_complete => "wr_complete",
@@ -140,8 +148,10 @@ macro_rules! call {
                 match self {
                     $(Self::$ename => convention!($econv),)*
                     $(Self::$iname => convention!($iconv),)*
-                    Self::qp_ops | Self::cq_ops => Convention::Error,
-                    Self::post_send | Self::post_recv | Self::req_notify_cq | Self::wr_complete => Convention::Errno,
+                    Self::qp_ops | Self::cq_ops | Self::srq_ops => Convention::Error,
+                    Self::post_send | Self::post_recv | Self::post_srq_recv | Self::req_notify_cq | Self::wr_complete => {
+                        Convention::Errno
+                    }
                     Self::poll_cq => Convention::NegativeErrno,
                 }
             }
@@ -160,7 +170,10 @@ impl Call {
     /// Whether it goes through a function pointer of a queue.
     #[must_use]
     pub const fn is_data_path(self) -> bool {
-        matches!(self, Self::post_send | Self::post_recv | Self::poll_cq | Self::req_notify_cq | Self::wr_complete)
+        matches!(
+            self,
+            Self::post_send | Self::post_recv | Self::post_srq_recv | Self::poll_cq | Self::req_notify_cq | Self::wr_complete
+        )
     }
 
     /// What it makes or frees when it succeeds.
@@ -180,6 +193,8 @@ impl Call {
             Self::ibv_dealloc_pd => Effect::Frees(Kind::Pd),
             Self::ibv_reg_mr_iova2 => Effect::Makes(Kind::Mr),
             Self::ibv_dereg_mr => Effect::Frees(Kind::Mr),
+            Self::ibv_create_srq => Effect::Makes(Kind::Srq),
+            Self::ibv_destroy_srq => Effect::Frees(Kind::Srq),
             Self::ibv_create_comp_channel => Effect::Makes(Kind::CompChannel),
             Self::ibv_destroy_comp_channel => Effect::Frees(Kind::CompChannel),
             Self::ibv_create_cq => Effect::Makes(Kind::Cq),
@@ -188,12 +203,16 @@ impl Call {
             Self::rdma_ack_cm_event => Effect::Frees(Kind::CmEvent),
             Self::ibv_get_cq_event => Effect::Makes(Kind::CqEvent),
             Self::ibv_ack_cq_events => Effect::Frees(Kind::CqEvent),
+            Self::ibv_get_async_event => Effect::Makes(Kind::AsyncEvent),
+            Self::ibv_ack_async_event => Effect::Frees(Kind::AsyncEvent),
             Self::ibv_modify_qp
+            | Self::ibv_query_qp
             | Self::ibv_get_device_name
             | Self::ibv_wc_status_str
             | Self::rdma_migrate_id
             | Self::rdma_bind_addr
             | Self::rdma_listen
+            | Self::rdma_set_option
             | Self::rdma_resolve_addr
             | Self::rdma_resolve_route
             | Self::rdma_connect
@@ -205,8 +224,10 @@ impl Call {
             | Self::ibv_advise_mr
             | Self::qp_ops
             | Self::cq_ops
+            | Self::srq_ops
             | Self::post_send
             | Self::post_recv
+            | Self::post_srq_recv
             | Self::poll_cq
             | Self::req_notify_cq
             | Self::wr_complete => Effect::Other,
@@ -244,10 +265,13 @@ pub enum Kind {
     Mr,
     CompChannel,
     Cq,
+    Srq,
     /// A connection manager's event that is not acknowledged.
     CmEvent,
     /// A completion event that is not acknowledged.
     CqEvent,
+    /// An asynchronous event that is not acknowledged.
+    AsyncEvent,
 }
 
 impl Kind {
@@ -261,8 +285,10 @@ impl Kind {
         Self::Mr,
         Self::CompChannel,
         Self::Cq,
+        Self::Srq,
         Self::CmEvent,
         Self::CqEvent,
+        Self::AsyncEvent,
     ];
 
     /// What a person calls it, in the singular.
@@ -277,15 +303,17 @@ impl Kind {
             Self::Mr => "memory region",
             Self::CompChannel => "completion channel",
             Self::Cq => "completion queue",
+            Self::Srq => "shared receive queue",
             Self::CmEvent => "unacknowledged CM event",
             Self::CqEvent => "unacknowledged completion event",
+            Self::AsyncEvent => "unacknowledged asynchronous event",
         }
     }
 
     /// Whether it is an event, which is acknowledged rather than freed.
     #[must_use]
     pub const fn is_event(self) -> bool {
-        matches!(self, Self::CmEvent | Self::CqEvent)
+        matches!(self, Self::CmEvent | Self::CqEvent | Self::AsyncEvent)
     }
 }
 
