@@ -41,6 +41,9 @@ impl Socket {
 
     /// Listens.
     pub(crate) fn listen(&self, backlog: i32) -> io::Result<()> {
+        // Also where the kernel picked the port: what is accepted inherits this, and a server that starts again on the port of one that
+        // was killed must not wait for the old connections' minute to be over.
+        sockopt::set_socket_reuseaddr(&self.0, true)?;
         Ok(net::listen(&self.0, backlog)?)
     }
 
@@ -131,4 +134,31 @@ pub(crate) fn block_signals() {
     unsafe { libc::sigfillset(&raw mut all) };
     // SAFETY: `all` is a set; the old one is not asked for. The calling thread is ours.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn port_whose_server_went_first_can_be_listened_on_at_once() {
+        let listening = Socket::bound((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let addr = listening.local().unwrap();
+        listening.listen(1).unwrap();
+        let client = TcpStream::connect(addr).unwrap();
+        let start = Instant::now();
+        let accepted = loop {
+            if let Some(accepted) = listening.accept().unwrap() {
+                break accepted;
+            }
+            assert!(start.elapsed() < Duration::from_secs(5), "the connection is there, and was not accepted");
+        };
+        // As the kernel does when a process is killed: the server's end waits for the client's, and keeps the port.
+        drop((accepted, listening));
+        Socket::bound(addr).unwrap().listen(1).unwrap();
+        drop(client);
+    }
 }
