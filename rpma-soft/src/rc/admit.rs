@@ -4,7 +4,7 @@ use super::completion::{Completion, Side};
 use super::memory::{Access, Claim, Extent, Key, Memory, Range, lease_list};
 use super::receive::Receives;
 use super::responder::{Admitted, Arrival, Change, Op, Repeat, Responder};
-use super::{ProtocolError, QpConfig, RecvWr, WcOpcode, WcStatus};
+use super::{PdNumber, ProtocolError, QpConfig, RecvWr, WcOpcode, WcStatus};
 use crate::wire::{FlushSpec, Nak, Placement, Remote, Request, RequestOp, Selectivity};
 
 impl<L> Responder<L> {
@@ -34,7 +34,7 @@ impl<L> Responder<L> {
                     RequestOp::SendImm { len_bytes, imm } => (len_bytes, Some(imm)),
                     _ => (request.payload_bytes(), None),
                 };
-                match scatter(memory, config, &wr, len_bytes) {
+                match scatter(memory, receives.pd(config.pd), &wr, len_bytes) {
                     Ok(ranges) => yes(ranges, Some(Op::Receive(received(&wr, WcOpcode::Recv, len_bytes, imm, solicited)))),
                     Err((nak, status)) => no(Op::Refuse { nak, receive: Some(Completion::failed_receive(wr.wr_id, status)) }),
                 }
@@ -143,17 +143,12 @@ fn remote_ranges<M: Memory>(memory: &M, config: &QpConfig, remote: Remote, len_b
 }
 
 /// Where a send goes, or what both ends are told.
-fn scatter<M: Memory>(
-    memory: &M,
-    config: &QpConfig,
-    wr: &RecvWr,
-    len_bytes: u32,
-) -> Result<Vec<Range<M::Lease>>, (Nak, WcStatus)> {
+fn scatter<M: Memory>(memory: &M, pd: PdNumber, wr: &RecvWr, len_bytes: u32) -> Result<Vec<Range<M::Lease>>, (Nak, WcStatus)> {
     if u64::from(len_bytes) > wr.len_bytes() {
         // IBTA volume 1, table 58: local length error here (soft-RoCE says remote invalid request), invalid request there.
         return Err((Nak::InvalidRequest, WcStatus::LocalLength));
     }
-    lease_list(memory, config.pd, &wr.sges, len_bytes, Access::LOCAL_WRITE)
+    lease_list(memory, pd, &wr.sges, len_bytes, Access::LOCAL_WRITE)
         // Class A: a fault of the receive, which the peer hears of as an operational error.
         .map_err(|_| (Nak::Operational, WcStatus::LocalProtection))
 }

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  post_send, post_recv ──▶┌──────┐──▶ poll_completion        the program's side
-//!             release   ──▶│      │
+//!             release   ──▶│      │──▶ poll_event
 //!                          │ RcQp │
 //!  handle_request       ──▶│      │──▶ Intake: where the payload goes
 //!  handle_response      ──▶│      │
@@ -55,6 +55,7 @@
 
 mod admit;
 mod completion;
+mod event;
 mod memory;
 mod qp;
 mod receive;
@@ -68,6 +69,7 @@ mod work;
 mod tests;
 
 pub use completion::{Completion, Side, WcOpcode, WcStatus};
+pub use event::QpEvent;
 pub use memory::{Access, Claim, Denied, Extent, Key, Memory, MemoryFault, PdNumber, Range};
 pub use qp::RcQp;
 pub use receive::SharedReceives;

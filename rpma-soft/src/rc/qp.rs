@@ -8,12 +8,13 @@ use super::completion::{Completion, Side};
 use super::memory::{Memory, MemoryFault};
 use super::receive::{Receives, SharedReceives};
 use super::requester::{Answered, Requester};
-use super::responder::{Admitted, Arrival, Responder};
+use super::responder::{Admitted, Arrival, Refused, Responder, event_of};
 use super::transmit::{FlushJob, Intake, Payload, ProtocolError, Transmit};
 use super::{
-    PostError, PostListError, QpConfig, QpState, RecvWr, RequesterConfig, ResponderConfig, SendWr, TransitionError, WcStatus,
+    PostError, PostListError, QpConfig, QpEvent, QpState, RecvWr, RequesterConfig, ResponderConfig, SendWr, TransitionError,
+    WcStatus,
 };
-use crate::wire::{Frame, Request, Response};
+use crate::wire::{Frame, Request, Response, ResponseOp};
 
 /// A reliable connected queue pair. See the [module](super) for how it is driven.
 #[derive(Debug)]
@@ -25,12 +26,22 @@ pub struct RcQp<M: Memory> {
     responder: Responder<M::Lease>,
     receives: Receives,
     completions: VecDeque<Completion>,
+    events: VecDeque<QpEvent>,
+    /// Told already: that somebody asked, that no receive is taken any more.
+    told: Told,
     /// The frame whose payload is due on the stream.
     incoming: Option<Incoming<M::Lease>>,
     /// The frame of ours that is being written to the stream is a response.
     sending_response: bool,
     /// Whose turn it is where both a response and a request could go.
     request_next: bool,
+}
+
+/// What is told once between two resets.
+#[derive(Debug, Default)]
+struct Told {
+    established: bool,
+    last_receive: bool,
 }
 
 /// A frame whose payload is due.
@@ -56,6 +67,8 @@ impl<M: Memory> RcQp<M> {
             responder: Responder::new(),
             receives: Receives::new(shared),
             completions: VecDeque::new(),
+            events: VecDeque::new(),
+            told: Told::default(),
             incoming: None,
             sending_response: false,
             request_next: false,
@@ -120,6 +133,8 @@ impl<M: Memory> RcQp<M> {
         self.responder.reset();
         self.receives.reset();
         self.completions.clear();
+        self.events.clear();
+        self.told = Told::default();
         self.incoming = None;
         self.sending_response = false;
     }
@@ -183,6 +198,11 @@ impl<M: Memory> RcQp<M> {
         self.completions.pop_front()
     }
 
+    /// The oldest event, which is told after the completions that were there before it.
+    pub fn poll_event(&mut self) -> Option<QpEvent> {
+        self.events.pop_front()
+    }
+
     /// Gives back the slots of a completion, once the program has polled it. As on hardware, a queue is full until then; soft-RoCE
     /// frees a slot as soon as its work is done.
     pub fn release(&mut self, completion: &Completion) {
@@ -213,6 +233,9 @@ impl<M: Memory> RcQp<M> {
         let has_payload = request.payload_bytes() != 0;
         if !matches!(self.state, QpState::ReadyToReceive | QpState::ReadyToSend) {
             return Ok(self.discard(has_payload));
+        }
+        if self.state == QpState::ReadyToReceive && !std::mem::replace(&mut self.told.established, true) {
+            self.events.push_back(QpEvent::CommunicationEstablished);
         }
         let admitted = self.responder.admit(request, &self.memory, &self.config, &mut self.receives);
         let (intake, arrival) = match admitted {
@@ -331,6 +354,9 @@ impl<M: Memory> RcQp<M> {
         let transmit = match self.responder.poll_transmit(&self.memory, &self.config)? {
             Ok(transmit) => transmit,
             Err(refusal) => {
+                if let (ResponseOp::Nak(nak), true) = (refusal.op, self.state != QpState::Error) {
+                    self.events.extend(event_of(nak));
+                }
                 self.enter_error(None, false);
                 // If it was in the error state already, the answers behind this one are void all the same.
                 self.responder.close(false, &mut self.completions);
@@ -422,7 +448,8 @@ impl<M: Memory> RcQp<M> {
     }
 
     fn advance(&mut self, now: Instant) {
-        if self.responder.advance(now, &self.memory, &mut self.completions) {
+        if let Err(Refused { told }) = self.responder.advance(now, &self.memory, &mut self.completions) {
+            self.events.extend(told);
             self.enter_error(None, true);
         }
     }
@@ -460,6 +487,9 @@ impl<M: Memory> RcQp<M> {
         let filling_receive = matches!(&self.incoming, Some(Incoming::Request(arrival)) if arrival.holds_receive());
         if !filling_receive {
             self.receives.flush(&mut self.completions);
+            if self.receives.is_shared() && !std::mem::replace(&mut self.told.last_receive, true) {
+                self.events.push_back(QpEvent::LastReceive);
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use super::admit::range_of;
 use super::completion::Completion;
 use super::memory::{Access, Claim, Extent, Key, Memory, Range};
 use super::transmit::{FlushJob, Payload, Transmit};
-use super::{QpConfig, ResponderConfig, WcStatus};
+use super::{QpConfig, QpEvent, ResponderConfig, WcStatus};
 use crate::wire::{Frame, Nak, Placement, Remote, Response, ResponseOp, RnrTimer};
 
 /// How often a peer is told, while a flush runs, that we are alive: its retry time must not end a flush that takes long. An
@@ -97,6 +97,12 @@ pub(super) enum Admitted<L> {
     Dropped,
 }
 
+/// A request was refused, and what is told of it besides completions.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) told: Option<QpEvent>,
+}
+
 #[derive(Debug)]
 pub(super) struct Responder<L> {
     /// The number of the next request to carry out.
@@ -170,13 +176,13 @@ impl<L> Responder<L> {
         }
     }
 
-    /// Carries out what nothing holds back. Returns whether the queue pair goes to the error state.
+    /// Carries out what nothing holds back. An error takes the queue pair to the error state.
     pub(super) fn advance<M: Memory<Lease = L>>(
         &mut self,
         now: Instant,
         memory: &M,
         completions: &mut VecDeque<Completion>,
-    ) -> bool {
+    ) -> Result<(), Refused> {
         while self.job.is_none() {
             if let Some((_, Op::FlushPersistent { lease, extent, placement })) = self.waiting.front_mut()
                 && let Some(lease) = lease.take()
@@ -185,28 +191,30 @@ impl<L> Responder<L> {
                 self.job = Some(self.last_job);
                 self.job_to_start = Some(FlushJob { id: self.last_job, lease, extent: *extent, placement: *placement });
                 self.busy_at = Some(now + BUSY_INTERVAL);
-                return false;
+                return Ok(());
             }
             let Some((msn, op)) = self.waiting.pop_front() else { break };
             match self.execute(msn, op, memory, completions) {
                 Ok(()) => {}
-                Err(nak) => {
+                Err((nak, told)) => {
                     self.answers.push_back((msn, Answer::Nak(nak)));
-                    return true;
+                    return Err(Refused { told });
                 }
             }
         }
-        false
+        Ok(())
     }
 
-    /// Carries out the request that was the oldest waiting one. An error is the answer.
+    /// Carries out the request that was the oldest waiting one. An error is the answer, and what this end is told if no completion tells
+    /// it.
     fn execute<M: Memory<Lease = L>>(
         &mut self,
         msn: u64,
         op: Op<L>,
         memory: &M,
         completions: &mut VecDeque<Completion>,
-    ) -> Result<(), Nak> {
+    ) -> Result<(), (Nak, Option<QpEvent>)> {
+        let failed = |_| (Nak::Operational, Some(QpEvent::Fatal));
         match op {
             Op::Receive(completion) => completions.push_back(completion),
             Op::Read { remote, len_bytes } => self.answers.push_back((msn, Answer::Read { remote, len_bytes })),
@@ -215,16 +223,17 @@ impl<L> Responder<L> {
                     Change::CompareSwap { compare, swap } => memory.compare_swap(&lease, addr, compare, swap),
                     Change::FetchAdd { add } => memory.fetch_add(&lease, addr, add),
                 };
-                self.answers.push_back((msn, Answer::Atomic { original: original.map_err(|_| Nak::Operational)? }));
+                self.answers.push_back((msn, Answer::Atomic { original: original.map_err(failed)? }));
             }
             Op::AtomicWrite { lease, addr, value } => {
                 self.resources_used -= 1;
-                memory.atomic_write(&lease, addr, value).map_err(|_| Nak::Operational)?;
+                memory.atomic_write(&lease, addr, value).map_err(failed)?;
             }
             Op::FlushGlobal | Op::FlushPersistent { .. } => self.resources_used -= 1,
             Op::Refuse { nak, receive } => {
+                let told = if receive.is_none() { event_of(nak) } else { None };
                 completions.extend(receive);
-                return Err(nak);
+                return Err((nak, told));
             }
             Op::NotReady => self.answers.push_back((msn, Answer::Nak(Nak::ReceiverNotReady(self.config.rnr_timer)))),
         }
@@ -349,6 +358,16 @@ impl<L> Responder<L> {
     /// How many requests are held, carried out or not.
     pub(super) fn held(&self) -> usize {
         self.waiting.len() + self.answers.len()
+    }
+}
+
+/// What this end is told of a refusal for which no receive completes: IBTA volume 1, 11.6.3.3.
+pub(super) fn event_of(nak: Nak) -> Option<QpEvent> {
+    match nak {
+        Nak::RemoteAccess => Some(QpEvent::AccessViolation),
+        Nak::InvalidRequest => Some(QpEvent::InvalidRequest),
+        Nak::Operational => Some(QpEvent::Fatal),
+        Nak::ReceiverNotReady(_) => None,
     }
 }
 

@@ -8,4 +8,5 @@ mod pair;
 mod posting;
 mod rnr;
 mod schedule;
+mod shared;
 mod table;

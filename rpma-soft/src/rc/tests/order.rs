@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::memory::SimMemory;
 use super::pair::{A, B, Pair, Setup, inline, local, remote, sge};
 use crate::rc::{Completion, Data, QpState, RecvWr, SendFlags, SendOp, SendWr, Side, WcOpcode, WcStatus};
 use crate::wire::{Frame, Request, RequestOp, Response, ResponseOp};
@@ -288,32 +287,6 @@ fn both_ends_ask_and_answer_at_once() {
         assert_eq!(pair.ends[i].take(), [1, 11, 2, 12, 3, 13, 4, 14].map(|id| (id, Success)));
     }
     pair.assert_empty();
-}
-
-#[test]
-fn shared_receives_go_to_whoever_gets_a_message_first() {
-    #[derive(Debug)]
-    struct Shared(std::sync::Mutex<Vec<RecvWr>>);
-    impl crate::rc::SharedReceives for Shared {
-        fn take(&self) -> Option<RecvWr> {
-            self.0.lock().unwrap().pop()
-        }
-    }
-    let memory = SimMemory::default();
-    let buf = memory.register(16);
-    let shared = std::sync::Arc::new(Shared(vec![RecvWr { wr_id: 42, sges: vec![sge(buf, 0, 16)] }].into()));
-    let mut pair = Pair::new();
-    pair.ends[B] = super::pair::End::new(Setup::default(), memory, Some(shared.clone()));
-    let own = pair.ends[B].qp.post_recv(RecvWr { wr_id: 1, sges: Vec::new() });
-    assert_eq!(own, Err(crate::rc::PostError::SharedReceives));
-    pair.ends[A].post(1, SendOp::Send, inline(b"hello"));
-    pair.run();
-    assert_eq!(pair.ends[B].take(), [(42, Success)]);
-    // Its receives belong to the queue, not to the queue pair.
-    shared.0.lock().unwrap().push(RecvWr { wr_id: 43, sges: Vec::new() });
-    pair.ends[B].qp.move_to_error();
-    assert_eq!(pair.ends[B].take(), []);
-    assert_eq!(shared.0.lock().unwrap().len(), 1);
 }
 
 #[test]
