@@ -17,6 +17,7 @@
 
 mod cm;
 mod config;
+pub mod door;
 mod driver;
 mod objects;
 mod provider;

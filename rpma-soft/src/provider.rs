@@ -11,7 +11,7 @@ use rpma_sys::{CqOps, Provider, ProviderRef, QpOps, SrqOps, errno};
 
 use crate::SoftConfig;
 use crate::objects::device::{self, Device};
-use crate::objects::{cq_calls, event, id, mr, qp};
+use crate::objects::{async_calls, cq_calls, event, id, mr, qp, srq_calls};
 
 /// The software provider: RDMA in user space over TCP.
 ///
@@ -32,12 +32,11 @@ use crate::objects::{cq_calls, event, id, mr, qp};
 ///
 /// # What is not there
 ///
-/// - Shared receive queues, and queue pairs of other types than RC: EOPNOTSUPP.
+/// - Queue pairs of other types than RC: EOPNOTSUPP.
 /// - Identifiers without an event channel (synchronous ones), port spaces other than TCP: EOPNOTSUPP.
 /// - `ibv_modify_qp(3)` to RTR and RTS: the connection manager does that, for identifiers with a queue pair. EOPNOTSUPP. To the error
 ///   state always, to RESET before a connection.
-/// - Asynchronous events: the context's descriptor for them is never readable. A completion queue that overflows is in error, and its
-///   queue pairs too, and the log says so.
+/// - Asynchronous events of ports and of the device: nothing ever happens to them.
 /// - Memory windows, multicast, timestamps: the operations are null in the context.
 ///
 /// # Where it differs from soft-RoCE
@@ -47,6 +46,11 @@ use crate::objects::{cq_calls, event, id, mr, qp};
 /// - Memory is not pinned, so no limit on locked memory applies, and mapped files can be registered for writing.
 /// - A queue's slot is free when the completion is polled, as on hardware; on soft-RoCE when the work is done.
 /// - Sizes are granted as asked for, not rounded up.
+/// - A completion queue that overflows tells so once (`IBV_EVENT_CQ_ERR`), and every queue pair that completes there goes to the error
+///   state (`IBV_EVENT_QP_FATAL`); soft-RoCE tells it with each completion that is lost, and of no queue pair. A request of the peer's
+///   that is refused and took no receive is told of (`IBV_EVENT_QP_ACCESS_ERR`, `IBV_EVENT_QP_REQ_ERR`, `IBV_EVENT_QP_FATAL`), as
+///   adapters do; soft-RoCE tells nothing. The connection manager readies both directions at once, so `IBV_EVENT_COMM_EST` never comes.
+/// - `IBV_EVENT_QP_LAST_WQE_REACHED` comes once, as on soft-RoCE (6.12, measured).
 /// - Destroying a queue pair takes its completions that were not polled out of the queues, as hardware does.
 #[derive(Debug)]
 pub struct Soft {
@@ -190,23 +194,33 @@ unsafe impl Provider for Soft {
         unsafe { cq_calls::ack_cq_events(cq, nevents) }
     }
 
-    unsafe fn ibv_create_srq(&self, _: *mut ibv_pd, _: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-        null(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)))
+    unsafe fn ibv_create_srq(&self, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+        // SAFETY: the program's, and whole (contract of the trait).
+        let attr = unsafe { &mut *attr };
+        // SAFETY: the contract of the trait.
+        null(unsafe { srq_calls::create_srq(&self.device, pd, attr) })
     }
 
-    unsafe fn ibv_destroy_srq(&self, _: *mut ibv_srq) -> c_int {
-        libc::EOPNOTSUPP
+    unsafe fn ibv_destroy_srq(&self, srq: *mut ibv_srq) -> c_int {
+        // SAFETY: the contract of the trait.
+        unsafe { srq_calls::destroy_srq(srq) }
     }
 
     unsafe fn ibv_query_qp(&self, _: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int, _: *mut ibv_qp_init_attr) -> c_int {
         libc::EOPNOTSUPP
     }
 
-    unsafe fn ibv_get_async_event(&self, _: *mut ibv_context, _: *mut ibv_async_event) -> c_int {
-        minus1(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)))
+    unsafe fn ibv_get_async_event(&self, _: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+        // SAFETY: the contract of the trait.
+        minus1(unsafe { async_calls::get_async_event(&self.device.events, event) })
     }
 
-    unsafe fn ibv_ack_async_event(&self, _: *mut ibv_async_event) {}
+    unsafe fn ibv_ack_async_event(&self, event: *mut ibv_async_event) {
+        // SAFETY: the program's (contract of the trait).
+        let event = unsafe { &*event };
+        // SAFETY: the contract of the trait.
+        unsafe { async_calls::ack_async_event(event) }
+    }
 
     unsafe fn rdma_set_option(&self, _: *mut rdma_cm_id, _: c_int, _: c_int, _: *mut c_void, _: usize) -> c_int {
         minus1(Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)))
@@ -386,7 +400,7 @@ unsafe impl Provider for Soft {
     }
 
     unsafe fn srq_ops(&self, _: *mut ibv_srq) -> io::Result<SrqOps> {
-        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+        Ok(SrqOps { post_srq_recv: srq_calls::post_srq_recv })
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::Instant;
 
+use super::async_events::Subject;
 use super::cq::{Cq, Entry};
 use super::device::Device;
 use super::event_channel::{EventChannel, Waiting};
@@ -66,14 +67,16 @@ pub(crate) struct QpSlot {
     pub(crate) number: u32,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
+    /// What its asynchronous events are about.
+    pub(super) subject: Arc<Subject>,
     /// The core knows that there is no stream any more.
     pub(super) told_gone: bool,
 }
 
 impl QpSlot {
     /// A queue pair that was just made.
-    pub(crate) fn new(core: RcQp<DeviceMemory>, number: u32, send_cq: Arc<Cq>, recv_cq: Arc<Cq>) -> Self {
-        Self { core, number, send_cq, recv_cq, told_gone: false }
+    pub(crate) fn new(core: RcQp<DeviceMemory>, number: u32, send_cq: Arc<Cq>, recv_cq: Arc<Cq>, subject: Arc<Subject>) -> Self {
+        Self { core, number, send_cq, recv_cq, subject, told_gone: false }
     }
 }
 

@@ -4,9 +4,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
+use rpma_sys::bindings::IBV_EVENT_CQ_ERR;
+
+use super::async_events::{AsyncEvents, Subject};
 use super::connection::Connection;
 use super::tokens::Tokens;
 use crate::driver::{lock, wait_while};
@@ -27,8 +30,9 @@ pub(crate) struct Cq {
     failed: AtomicBool,
     /// The queue pairs that complete here.
     users: Mutex<Vec<(u32, Weak<Connection>)>>,
-    /// Where the program's structure is.
-    pub(crate) handle: AtomicUsize,
+    asynchronous: Arc<AsyncEvents>,
+    /// With where the program's structure is.
+    pub(super) subject: Arc<Subject>,
 }
 
 #[derive(Debug, Default)]
@@ -65,7 +69,7 @@ pub(crate) struct Entry {
 
 impl Cq {
     /// An empty one.
-    pub(crate) fn new(capacity: usize, channel: Option<Arc<CompChannel>>) -> Self {
+    pub(crate) fn new(capacity: usize, channel: Option<Arc<CompChannel>>, asynchronous: Arc<AsyncEvents>) -> Self {
         Self {
             capacity,
             state: Mutex::default(),
@@ -74,7 +78,8 @@ impl Cq {
             channel,
             failed: AtomicBool::new(false),
             users: Mutex::default(),
-            handle: AtomicUsize::new(0),
+            asynchronous,
+            subject: Arc::default(),
         }
     }
 
@@ -96,6 +101,7 @@ impl Cq {
         }
         drop(state);
         if full && !self.failed.swap(true, Ordering::AcqRel) {
+            self.asynchronous.tell(IBV_EVENT_CQ_ERR, &self.subject);
             log::error!("a completion queue of {} overflowed: its queue pairs are in error", self.capacity);
             let users: Vec<_> = lock(&self.users).iter().map(|(_, of)| Weak::clone(of)).collect();
             // They look at the queue on their next round.
@@ -187,6 +193,7 @@ impl Cq {
             channel.remove(self);
         }
         drop(wait_while(&self.all_acked, lock(&self.events), |counts| counts.told != counts.acked));
+        self.asynchronous.end(&self.subject);
     }
 }
 
@@ -257,6 +264,10 @@ mod tests {
         Entry { completion, qp_num: u32::try_from(wr_id % 2).unwrap(), of: Weak::new() }
     }
 
+    fn none() -> Arc<AsyncEvents> {
+        Arc::new(AsyncEvents::new().unwrap())
+    }
+
     fn nonblocking() -> Arc<CompChannel> {
         let channel = CompChannel::new().unwrap();
         let flags = rustix::fs::fcntl_getfl(&channel.tokens).unwrap();
@@ -271,7 +282,7 @@ mod tests {
     #[test]
     fn armed_queue_raises_one_event_with_the_next_completion() {
         let channel = nonblocking();
-        let cq = Arc::new(Cq::new(8, Some(Arc::clone(&channel))));
+        let cq = Arc::new(Cq::new(8, Some(Arc::clone(&channel)), none()));
         cq.push(entry(1, false));
         assert!(channel.next().is_err());
         cq.arm(false);
@@ -288,7 +299,7 @@ mod tests {
     #[test]
     fn queue_armed_for_solicited_completions_waits_for_one_and_a_later_wish_for_any_prevails() {
         let channel = nonblocking();
-        let cq = Arc::new(Cq::new(8, Some(Arc::clone(&channel))));
+        let cq = Arc::new(Cq::new(8, Some(Arc::clone(&channel)), none()));
         cq.arm(true);
         cq.push(entry(1, false));
         assert!(channel.next().is_err());
@@ -304,18 +315,23 @@ mod tests {
 
     #[test]
     fn full_queue_loses_what_comes_and_is_in_error_for_ever() {
-        let cq = Arc::new(Cq::new(2, None));
+        let events = none();
+        let cq = Arc::new(Cq::new(2, None, Arc::clone(&events)));
         (0..3).for_each(|wr_id| cq.push(entry(wr_id, false)));
         assert!(cq.has_failed());
         assert_eq!(polled(&cq, 8), [0, 1]);
         cq.push(entry(4, false));
         assert_eq!(polled(&cq, 8), []);
+        let (kind, about) = events.next().unwrap();
+        assert_eq!((kind, Arc::ptr_eq(&about, &cq.subject)), (IBV_EVENT_CQ_ERR, true));
+        about.ack();
+        cq.end_events();
     }
 
     #[test]
     fn events_and_completions_that_nobody_took_go_with_their_objects() {
         let channel = nonblocking();
-        let cq = Arc::new(Cq::new(8, Some(Arc::clone(&channel))));
+        let cq = Arc::new(Cq::new(8, Some(Arc::clone(&channel)), none()));
         cq.arm(false);
         (0..4).for_each(|wr_id| cq.push(entry(wr_id, false)));
         cq.detach(0);

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rpma_sys::bindings::*;
 
+use super::async_events::Subject;
 use super::connection::invalid;
 use super::cq::{CompChannel, Cq, Entry};
 use super::device::{Device, limit};
@@ -82,11 +83,11 @@ pub(crate) unsafe fn create_cq(
         of.users.fetch_add(1, Ordering::AcqRel);
         Some(Arc::clone(&of.shared))
     };
-    let shared = Arc::new(Cq::new(capacity as usize, shared_channel));
+    let shared = Arc::new(Cq::new(capacity as usize, shared_channel, Arc::clone(&device.events)));
     let raw = ibv_cq { context: device.context(), channel, cq_context, cqe, ..ibv_cq::default() };
     let cq = Box::into_raw(Box::new(SoftCq { raw, shared }));
     // SAFETY: just made.
-    unsafe { &*cq }.shared.handle.store(cq.expose_provenance(), Ordering::Release);
+    unsafe { &*cq }.shared.subject.handle.store(cq.expose_provenance(), Ordering::Release);
     Ok(cq.cast())
 }
 
@@ -106,6 +107,16 @@ unsafe fn of_cq<'a>(cq: *mut ibv_cq) -> &'a SoftCq {
 pub(crate) unsafe fn shared_cq(cq: *mut ibv_cq) -> Arc<Cq> {
     // SAFETY: live (contract above).
     Arc::clone(&unsafe { of_cq(cq) }.shared)
+}
+
+/// What its asynchronous events are about.
+///
+/// # Safety
+///
+/// `cq` is live.
+pub(super) unsafe fn subject(cq: *mut ibv_cq) -> Arc<Subject> {
+    // SAFETY: live (contract above).
+    Arc::clone(&unsafe { of_cq(cq) }.shared.subject)
 }
 
 /// `ibv_destroy_cq(3)`.
@@ -143,7 +154,7 @@ pub(crate) unsafe fn get_cq_event(
     // SAFETY: live (contract above).
     let shared = Arc::clone(&unsafe { of_channel(channel) }.shared);
     let told = shared.next()?;
-    let handle: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(told.handle.load(Ordering::Acquire));
+    let handle: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(told.subject.handle());
     // SAFETY: a queue is not freed before its event is acknowledged, which the program does after this.
     let context = unsafe { of_cq(handle) }.raw.cq_context;
     // SAFETY: a place for the result (contract above).

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rpma_sys::bindings::*;
 
+use super::async_events::AsyncEvents;
 use super::memory::Table;
-use super::tokens::Tokens;
-use super::{cq_calls, post};
+use super::{cq_calls, post, srq_calls};
 use crate::SoftConfig;
 use crate::wire::MAX_MESSAGE_BYTES;
 
@@ -37,6 +37,8 @@ const VENDOR_ID: u32 = 0x02_5F_74;
 pub(crate) struct Device {
     pub(crate) config: SoftConfig,
     pub(crate) table: Arc<Table>,
+    /// Behind the context's descriptor for them.
+    pub(crate) events: Arc<AsyncEvents>,
     context: *mut SoftContext,
     next_pd: AtomicU32,
     next_qp: AtomicU32,
@@ -52,13 +54,12 @@ struct SoftContext {
     verbs: verbs_context,
     device: ibv_device,
     config: SoftConfig,
-    _asynchronous_events: Tokens,
 }
 
 impl Device {
     /// A device.
     pub(crate) fn new(config: SoftConfig) -> io::Result<Self> {
-        let asynchronous_events = Tokens::new()?;
+        let events = Arc::new(AsyncEvents::new()?);
         let mut device = ibv_device { node_type: IBV_NODE_CA, transport_type: IBV_TRANSPORT_IB, ..ibv_device::default() };
         write_name(&mut device.name, b"soft0");
         write_name(&mut device.dev_name, b"soft0");
@@ -73,18 +74,20 @@ impl Device {
         context.ops.req_notify_cq = Some(cq_calls::req_notify_cq);
         context.ops.post_send = Some(post::post_send);
         context.ops.post_recv = Some(post::post_recv);
+        context.ops.post_srq_recv = Some(srq_calls::post_srq_recv);
         context.cmd_fd = -1;
-        context.async_fd = asynchronous_events.raw();
+        context.async_fd = events.fd();
         context.num_comp_vectors = 1;
         // `__VERBS_ABI_IS_EXTENDED`
         context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
-        let boxed = Box::new(SoftContext { verbs, device, config, _asynchronous_events: asynchronous_events });
+        let boxed = Box::new(SoftContext { verbs, device, config });
         let context = Box::into_raw(boxed);
         // SAFETY: just made, and nobody else's.
         let place = unsafe { &raw mut (*context).device };
         // SAFETY: as above.
         unsafe { (*context).verbs.context.device = place };
-        Ok(Self { config, table: Arc::new(Table::new()), context, next_pd: AtomicU32::new(1), next_qp: AtomicU32::new(0x11) })
+        let table = Arc::new(Table::new());
+        Ok(Self { config, table, events, context, next_pd: AtomicU32::new(1), next_qp: AtomicU32::new(0x11) })
     }
 
     /// Its context, as the program has it.
@@ -142,6 +145,9 @@ pub(crate) fn attributes(config: &SoftConfig) -> ibv_device_attr_ex {
         max_res_rd_atom: c_int::MAX,
         max_qp_init_rd_atom: rd_atomic,
         atomic_cap: IBV_ATOMIC_HCA,
+        max_srq: 0xFF_FFFF,
+        max_srq_wr: int(limit::QP_WR),
+        max_srq_sge: int(limit::SGE),
         max_pkeys: 1,
         phys_port_cnt: 1,
         ..ibv_device_attr::default()

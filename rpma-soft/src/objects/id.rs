@@ -304,6 +304,10 @@ pub(crate) unsafe fn create_qp(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_
     }
     // SAFETY: the program's, and whole (contract above).
     let attr = unsafe { &mut *attr };
+    if attr.srq.is_null() {
+        // SAFETY: live (contract above). One that the identifier was given (`rdma_create_srq(3)`).
+        attr.srq = unsafe { (*id).srq };
+    }
     // SAFETY: live (contract above).
     let connection = unsafe { of_id(id) };
     // SAFETY: as above.
@@ -384,6 +388,21 @@ fn resources(asked: u8, most: u8) -> io::Result<u8> {
     }
 }
 
+/// The number of the identifier's queue pair and whether it has a shared receive queue; as the program says where it makes its own.
+///
+/// # Safety
+///
+/// `qp` is null or live.
+unsafe fn number_and_srq(qp: *const ibv_qp, param: &rdma_conn_param) -> (u32, bool) {
+    if qp.is_null() {
+        return (param.qp_num, param.srq != 0);
+    }
+    // SAFETY: live (contract above); its number never changes.
+    let number = unsafe { (*qp).qp_num };
+    // SAFETY: as above.
+    (number, !unsafe { (*qp).srq }.is_null())
+}
+
 /// `rdma_connect(3)`.
 ///
 /// # Safety
@@ -399,8 +418,8 @@ pub(crate) unsafe fn connect(id: *mut rdma_cm_id, param: *const rdma_conn_param)
     drop(state);
     // SAFETY: live (contract above).
     let qp = unsafe { (*id).qp };
-    // SAFETY: a queue pair in an identifier is live; its number never changes.
-    let qp_num = if qp.is_null() { raw.qp_num } else { unsafe { (*qp).qp_num } };
+    // SAFETY: a queue pair in an identifier is live.
+    let (qp_num, srq) = unsafe { number_and_srq(qp, &raw) };
     shared.connect(ConnectRequest {
         qp_num,
         responder_resources: resources(raw.responder_resources, limit::RD_ATOMIC)?,
@@ -409,7 +428,7 @@ pub(crate) unsafe fn connect(id: *mut rdma_cm_id, param: *const rdma_conn_param)
         // Fields of 3 bits.
         retry_count: raw.retry_count.min(7),
         rnr_retry_count: raw.rnr_retry_count.min(7),
-        srq: false,
+        srq,
         source,
         destination,
         private_data: PrivateData::new(private_data).map_err(|_| invalid())?,
@@ -428,9 +447,9 @@ pub(crate) unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) 
     let shared = unsafe { of_id(id) };
     // SAFETY: live (contract above).
     let qp = unsafe { (*id).qp };
-    // SAFETY: a queue pair in an identifier is live; its number never changes.
-    let qp_num = if qp.is_null() { param.raw.qp_num } else { unsafe { (*qp).qp_num } };
-    let accepted = answer(shared, &param, qp_num).and_then(|accept| shared.accept(accept));
+    // SAFETY: a queue pair in an identifier is live.
+    let (qp_num, srq) = unsafe { number_and_srq(qp, &param.raw) };
+    let accepted = answer(shared, &param, qp_num, srq).and_then(|accept| shared.accept(accept));
     if accepted.is_err() {
         // If there was nothing to reject, that is why it failed.
         let _ = shared.reject(PrivateData::default());
@@ -438,7 +457,7 @@ pub(crate) unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) 
     accepted
 }
 
-fn answer(shared: &Connection, param: &Param<'_>, qp_num: u32) -> io::Result<Accept> {
+fn answer(shared: &Connection, param: &Param<'_>, qp_num: u32, srq: bool) -> io::Result<Accept> {
     let raw = &param.raw;
     let request = shared.state().cm.request().copied().ok_or_else(invalid)?;
     // "All" means as much as the other end can use.
@@ -449,7 +468,7 @@ fn answer(shared: &Connection, param: &Param<'_>, qp_num: u32) -> io::Result<Acc
         initiator_depth: resources(raw.initiator_depth, most(request.responder_resources))?.min(request.responder_resources),
         flow_control: raw.flow_control != 0,
         rnr_retry_count: raw.rnr_retry_count.min(7),
-        srq: false,
+        srq,
         private_data: PrivateData::new(param.private_data).map_err(|_| invalid())?,
     })
 }

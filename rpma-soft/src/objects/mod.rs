@@ -7,6 +7,8 @@
 //! connections' states are never held at once.
 
 pub(crate) mod address;
+pub(crate) mod async_calls;
+pub(crate) mod async_events;
 pub(crate) mod builders;
 pub(crate) mod connection;
 pub(crate) mod cq;
@@ -22,5 +24,7 @@ pub(crate) mod mr;
 pub(crate) mod post;
 mod progress;
 pub(crate) mod qp;
+pub(crate) mod srq;
+pub(crate) mod srq_calls;
 mod tokens;
 pub(crate) mod touch;

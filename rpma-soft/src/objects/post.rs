@@ -139,23 +139,34 @@ pub(crate) unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr,
     }
 }
 
+/// Posts a list of receives, up to the first that is not taken: which one that is, and why.
+///
+/// # Safety
+///
+/// `wr` is a list of the program's, which it does not change during the call.
+pub(super) unsafe fn post_list(
+    wr: *mut ibv_recv_wr,
+    mut post: impl FnMut(RecvWr) -> Result<(), PostError>,
+) -> Result<(), (*mut ibv_recv_wr, c_int)> {
+    let mut next = wr;
+    while !next.is_null() {
+        // SAFETY: a request of the list (contract above).
+        let raw = unsafe { &*next };
+        // SAFETY: as above, with its ranges.
+        let sges = unsafe { sges(raw.sg_list, raw.num_sge) };
+        post(RecvWr { wr_id: raw.wr_id, sges }).map_err(|error| (next, errno_of(error)))?;
+        next = raw.next;
+    }
+    Ok(())
+}
+
 pub(crate) unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
     let posted = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: live (contract of the call).
         let (connection, _) = unsafe { shared(qp) };
         connection.with_qp(|slot| {
-            let mut next = wr;
-            while !next.is_null() {
-                // SAFETY: a request of the program's list, which it does not change during the call.
-                let raw = unsafe { &*next };
-                // SAFETY: as above, with its ranges.
-                let sges = unsafe { sges(raw.sg_list, raw.num_sge) };
-                if let Err(error) = slot.core.post_recv(RecvWr { wr_id: raw.wr_id, sges }) {
-                    return Err((next, errno_of(error)));
-                }
-                next = raw.next;
-            }
-            Ok(())
+            // SAFETY: the program's list, which it does not change during the call.
+            unsafe { post_list(wr, |wr| slot.core.post_recv(wr)) }
         })
     }));
     match posted {

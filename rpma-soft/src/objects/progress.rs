@@ -4,6 +4,9 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use rpma_sys::bindings::IBV_EVENT_QP_FATAL;
+
+use super::async_events::number;
 use super::connection::{Connection, State};
 use super::cq::Entry;
 use super::memory::Lease;
@@ -50,7 +53,9 @@ impl Connection {
     pub(super) fn settle(&self, state: &mut State, now: Instant) -> bool {
         let mut again = false;
         if let Some(qp) = &mut state.qp {
-            if qp.send_cq.has_failed() || qp.recv_cq.has_failed() {
+            let failed = qp.send_cq.has_failed() || qp.recv_cq.has_failed();
+            if failed && qp.core.state() != QpState::Error {
+                self.device.events.tell(IBV_EVENT_QP_FATAL, &qp.subject);
                 qp.core.move_to_error();
             }
             let in_error = qp.core.state() == QpState::Error;
@@ -71,6 +76,9 @@ impl Connection {
                     Side::Recv => &qp.recv_cq,
                 };
                 cq.push(Entry { completion, qp_num: qp.number, of: Weak::clone(&self.me) });
+            }
+            while let Some(event) = qp.core.poll_event() {
+                self.device.events.tell(number(event), &qp.subject);
             }
             while let Some(job) = qp.core.poll_flush_job() {
                 let id = job.id;

@@ -4,10 +4,12 @@
 use std::ffi::c_int;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rpma_sys::bindings::*;
 use rpma_sys::{QpExOps, QpOps};
 
+use super::async_events::Subject;
 use super::builders::{self, Builder};
 use super::connection::{Connection, QpSlot, invalid};
 use super::cq_calls::shared_cq;
@@ -15,7 +17,9 @@ use super::device::limit;
 use super::memory::DeviceMemory;
 use super::mr::of_pd;
 use super::post;
-use crate::rc::{QpCapacity, QpConfig, QpState, RcQp};
+use super::srq::Srq;
+use super::srq_calls::shared_srq;
+use crate::rc::{QpCapacity, QpConfig, QpState, RcQp, SharedReceives};
 
 /// A queue pair.
 #[repr(C)]
@@ -24,6 +28,8 @@ pub(crate) struct SoftQp {
     pub(crate) raw: ibv_qp_ex,
     pub(crate) connection: Arc<Connection>,
     pub(crate) builder: Builder,
+    subject: Arc<Subject>,
+    srq: Option<Arc<Srq>>,
 }
 
 /// What is ours of a queue pair.
@@ -37,6 +43,17 @@ pub(crate) unsafe fn shared<'a>(qp: *mut ibv_qp) -> (&'a Arc<Connection>, &'a Bu
     let connection = unsafe { &(*qp).connection };
     // SAFETY: as above.
     (connection, unsafe { &(*qp).builder })
+}
+
+/// What its asynchronous events are about.
+///
+/// # Safety
+///
+/// `qp` is live.
+pub(super) unsafe fn subject(qp: *mut ibv_qp) -> Arc<Subject> {
+    let qp = qp.cast::<SoftQp>();
+    // SAFETY: made by `create`, and live (contract above); nobody changes this field.
+    Arc::clone(unsafe { &(*qp).subject })
 }
 
 /// The operations of the extended builders that exist here.
@@ -63,7 +80,7 @@ pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init
     let device = &connection.device;
     let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
     let known_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    if attr.qp_type != IBV_QPT_RC || attr.comp_mask & !known_mask != 0 || !attr.srq.is_null() {
+    if attr.qp_type != IBV_QPT_RC || attr.comp_mask & !known_mask != 0 {
         return Err(unsupported());
     }
     if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() || attr.send_cq.is_null() || attr.recv_cq.is_null() {
@@ -78,6 +95,10 @@ pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init
         return Err(unsupported());
     }
     let cap = &mut attr.cap;
+    if !attr.srq.is_null() {
+        // There is no receive queue, so whatever is asked for it counts for nothing.
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
     let too_large = cap.max_send_wr > limit::QP_WR
         || cap.max_recv_wr > limit::QP_WR
         || cap.max_send_sge > limit::SGE
@@ -95,6 +116,15 @@ pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init
     let send_cq = unsafe { shared_cq(attr.send_cq) };
     // SAFETY: as above.
     let recv_cq = unsafe { shared_cq(attr.recv_cq) };
+    let srq = if attr.srq.is_null() {
+        None
+    } else {
+        // SAFETY: live (contract above).
+        Some(unsafe { shared_srq(attr.srq) })
+    };
+    if srq.as_ref().is_some_and(|srq| !srq.is_of(&device.events)) {
+        return Err(invalid());
+    }
     let config = QpConfig {
         pd: pd.number(),
         capacity: QpCapacity {
@@ -110,16 +140,22 @@ pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init
         native_atomic_write: device.config.native_atomic_write,
     };
     let number = device.new_qp_number();
-    let mut core = RcQp::new(config, DeviceMemory(Arc::clone(&device.table)), None);
+    let mut core =
+        RcQp::new(config, DeviceMemory(Arc::clone(&device.table)), srq.clone().map(|srq| srq as Arc<dyn SharedReceives>));
     core.to_init().map_err(|_| invalid())?;
-    connection.put_qp(QpSlot::new(core, number, send_cq, recv_cq))?;
+    let subject = Arc::new(Subject::default());
+    connection.put_qp(QpSlot::new(core, number, send_cq, recv_cq, Arc::clone(&subject)))?;
     pd.enter();
+    if let Some(srq) = &srq {
+        srq.enter();
+    }
     let base = ibv_qp {
         context: device.context(),
         qp_context: attr.qp_context,
         pd: attr.pd,
         send_cq: attr.send_cq,
         recv_cq: attr.recv_cq,
+        srq: attr.srq,
         handle: number,
         qp_num: number,
         state: IBV_QPS_INIT,
@@ -130,8 +166,11 @@ pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init
     if ops != 0 {
         builders::fill(&mut raw, ops);
     }
-    let qp = SoftQp { raw, connection: Arc::clone(connection), builder: Builder::default() };
-    Ok(Box::into_raw(Box::new(qp)).cast())
+    let qp = SoftQp { raw, connection: Arc::clone(connection), builder: Builder::default(), subject, srq };
+    let qp = Box::into_raw(Box::new(qp));
+    // SAFETY: just made.
+    unsafe { &(*qp).subject }.handle.store(qp.expose_provenance(), Ordering::Release);
+    Ok(qp.cast())
 }
 
 /// `ibv_destroy_qp(3)`.
@@ -140,9 +179,17 @@ pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init
 ///
 /// `qp` is live.
 pub(crate) unsafe fn destroy(qp: *mut ibv_qp) {
-    // SAFETY: made by `create`, and freed once: the contract says that it is live.
+    // SAFETY: live (contract above).
+    let (connection, _) = unsafe { shared(qp) };
+    connection.take_qp();
+    // The program may still have an event that leads here.
+    // SAFETY: live (contract above).
+    connection.device.events.end(&unsafe { subject(qp) });
+    // SAFETY: made by `create`, and freed once: the contract says that it is live. `connection` is not used any more.
     let qp = unsafe { Box::from_raw(qp.cast::<SoftQp>()) };
-    qp.connection.take_qp();
+    if let Some(srq) = &qp.srq {
+        srq.leave();
+    }
     // SAFETY: a queue pair keeps its protection domain from being freed.
     unsafe { of_pd(qp.raw.qp_base.pd) }.leave();
 }

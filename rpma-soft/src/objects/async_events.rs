@@ -1,0 +1,183 @@
+//! Asynchronous events: the queue behind the device's descriptor for them, and what they are about.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use rpma_sys::bindings::{
+    IBV_EVENT_COMM_EST, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR,
+    ibv_event_type,
+};
+
+use super::tokens::Tokens;
+use crate::driver::{lock, wait_while};
+use crate::rc::QpEvent;
+
+/// What events are about: a queue pair, a completion queue or a shared receive queue. It is not freed while the program has an event of
+/// it that it has not acknowledged (`ibv_get_async_event(3)`).
+#[derive(Debug, Default)]
+pub(crate) struct Subject {
+    /// Where the program's structure is.
+    pub(super) handle: AtomicUsize,
+    counts: Mutex<Counts>,
+    all_acked: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    told: u64,
+    acked: u64,
+}
+
+impl Subject {
+    /// The program acknowledges an event.
+    pub(super) fn ack(&self) {
+        lock(&self.counts).acked += 1;
+        self.all_acked.notify_all();
+    }
+
+    /// Where the program's structure is, as a number.
+    pub(super) fn handle(&self) -> usize {
+        self.handle.load(Ordering::Acquire)
+    }
+}
+
+/// The asynchronous events of a device that the program has not taken.
+///
+/// An event that waits already is not added again, so that there are no more of them than objects times kinds.
+#[derive(Debug)]
+pub(crate) struct AsyncEvents {
+    tokens: Tokens,
+    queue: Mutex<VecDeque<(ibv_event_type, Arc<Subject>)>>,
+}
+
+impl AsyncEvents {
+    /// None yet.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { tokens: Tokens::new()?, queue: Mutex::default() })
+    }
+
+    /// Their descriptor.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.tokens.raw()
+    }
+
+    /// Adds an event.
+    pub(crate) fn tell(&self, kind: ibv_event_type, about: &Arc<Subject>) {
+        let mut queue = lock(&self.queue);
+        if queue.iter().any(|(waiting, of)| *waiting == kind && Arc::ptr_eq(of, about)) {
+            return;
+        }
+        queue.push_back((kind, Arc::clone(about)));
+        self.tokens.put();
+    }
+
+    /// Takes the oldest event, and waits for one unless the descriptor is non-blocking. It counts as told to the program.
+    pub(super) fn next(&self) -> io::Result<(ibv_event_type, Arc<Subject>)> {
+        loop {
+            self.tokens.take()?;
+            let mut queue = lock(&self.queue);
+            if let Some((kind, about)) = queue.pop_front() {
+                // Under the lock: who removes an object's events, and finds none, knows that this one was counted.
+                lock(&about.counts).told += 1;
+                return Ok((kind, about));
+            }
+        }
+    }
+
+    /// What they are about is destroyed, and no more are added: removes the events that the program did not take, and waits until it has
+    /// acknowledged those that it took.
+    pub(super) fn end(&self, about: &Arc<Subject>) {
+        let mut queue = lock(&self.queue);
+        let before = queue.len();
+        queue.retain(|(_, of)| !Arc::ptr_eq(of, about));
+        for _ in queue.len()..before {
+            self.tokens.take_back();
+        }
+        drop(queue);
+        drop(wait_while(&about.all_acked, lock(&about.counts), |counts| counts.told != counts.acked));
+    }
+}
+
+/// The number that verbs have for it.
+pub(super) fn number(event: QpEvent) -> ibv_event_type {
+    match event {
+        QpEvent::CommunicationEstablished => IBV_EVENT_COMM_EST,
+        QpEvent::InvalidRequest => IBV_EVENT_QP_REQ_ERR,
+        QpEvent::AccessViolation => IBV_EVENT_QP_ACCESS_ERR,
+        QpEvent::Fatal => IBV_EVENT_QP_FATAL,
+        QpEvent::LastReceive => IBV_EVENT_QP_LAST_WQE_REACHED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{RecvTimeoutError, channel};
+    use std::thread;
+    use std::time::Duration;
+
+    use rpma_sys::bindings::IBV_EVENT_CQ_ERR;
+
+    use super::*;
+
+    fn nonblocking() -> AsyncEvents {
+        let events = AsyncEvents::new().unwrap();
+        let flags = rustix::fs::fcntl_getfl(&events.tokens).unwrap();
+        rustix::fs::fcntl_setfl(&events.tokens, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+        events
+    }
+
+    fn kind(events: &AsyncEvents) -> Option<ibv_event_type> {
+        match events.next() {
+            Ok((kind, _)) => Some(kind),
+            Err(e) => {
+                assert_eq!(e.kind(), io::ErrorKind::WouldBlock);
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn events_come_in_order_and_one_that_waits_already_comes_once() {
+        let (events, a, b) = (nonblocking(), Arc::default(), Arc::default());
+        events.tell(IBV_EVENT_CQ_ERR, &a);
+        events.tell(IBV_EVENT_QP_FATAL, &b);
+        events.tell(IBV_EVENT_CQ_ERR, &a);
+        events.tell(IBV_EVENT_CQ_ERR, &b);
+        assert_eq!([kind(&events), kind(&events)], [Some(IBV_EVENT_CQ_ERR), Some(IBV_EVENT_QP_FATAL)]);
+        events.tell(IBV_EVENT_CQ_ERR, &a);
+        assert_eq!([kind(&events), kind(&events), kind(&events)], [Some(IBV_EVENT_CQ_ERR), Some(IBV_EVENT_CQ_ERR), None]);
+    }
+
+    #[test]
+    fn events_that_nobody_took_go_with_what_they_are_about() {
+        let (events, a, b) = (nonblocking(), Arc::default(), Arc::default());
+        events.tell(IBV_EVENT_CQ_ERR, &a);
+        events.tell(IBV_EVENT_QP_FATAL, &b);
+        events.tell(IBV_EVENT_QP_FATAL, &a);
+        events.end(&a);
+        assert_eq!([kind(&events), kind(&events)], [Some(IBV_EVENT_QP_FATAL), None]);
+    }
+
+    #[test]
+    fn end_waits_for_the_acknowledgement_of_every_event_that_was_taken() {
+        let (events, about) = (nonblocking(), Arc::default());
+        events.tell(IBV_EVENT_CQ_ERR, &about);
+        events.tell(IBV_EVENT_QP_FATAL, &about);
+        assert_eq!([kind(&events), kind(&events)], [Some(IBV_EVENT_CQ_ERR), Some(IBV_EVENT_QP_FATAL)]);
+        let (ended, end) = channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                events.end(&about);
+                ended.send(()).unwrap();
+            });
+            about.ack();
+            assert_eq!(end.recv_timeout(Duration::from_millis(50)), Err(RecvTimeoutError::Timeout));
+            about.ack();
+            end.recv_timeout(Duration::from_secs(20)).unwrap();
+        });
+    }
+}
