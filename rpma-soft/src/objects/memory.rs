@@ -243,7 +243,6 @@ impl Memory for DeviceMemory {
 #[cfg(test)]
 mod tests {
     use std::thread;
-    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -310,16 +309,19 @@ mod tests {
         let mut bytes = [0; 64];
         let (_, of) = region(&table, &mut bytes, Access::all());
         let touch = of.touch().unwrap();
-        let start = Instant::now();
+        let released = AtomicBool::new(false);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 table.deregister(&of);
-                start.elapsed()
+                assert!(released.load(Ordering::Acquire), "deregistered while memory is touched");
             });
-            thread::sleep(Duration::from_millis(50));
-            assert!(!waiting.is_finished());
+            // A lock that is held for reading refuses another reader once somebody waits to write, and not before.
+            while of.touched.try_read().is_ok() {
+                assert!(!waiting.is_finished(), "nobody waited");
+                thread::yield_now();
+            }
+            released.store(true, Ordering::Release);
             drop(touch);
-            assert!(waiting.join().unwrap() >= Duration::from_millis(50));
         });
     }
 
