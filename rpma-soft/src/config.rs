@@ -18,13 +18,18 @@ pub struct SoftConfig {
     pub answer_after: Duration,
     /// How long a peer may make no progress at all, per retry of the connection's retry count and one more: the acknowledge time-out.
     pub ack_timeout: Duration,
+    /// How long the peer's machine may show no sign of life before the connection counts as over: DISCONNECTED, with work outstanding or
+    /// without. TCP asks for one four times in that time, in whole seconds. 2 s are the least; if the acknowledge time-out times the
+    /// tries is longer, that counts. A peer whose program is stopped, and whose machine is not, is alive.
+    pub vanished_after: Duration,
     /// How long after a connection's end the event `TIMEWAIT_EXIT` comes.
     pub time_wait: Duration,
 }
 
 impl Default for SoftConfig {
     /// Everything that the device can do. Times: 5 s until a host counts as unreachable, 2 minutes for answers (the kernel's accepting
-    /// side asks for 68 s), 2.1 s acknowledge time-out (code 19 of InfiniBand's), 100 ms time-wait.
+    /// side asks for 68 s), 2.1 s acknowledge time-out (code 19 of InfiniBand's), 20 s until a peer counts as vanished (the 8 acknowledge
+    /// time-outs of a connection with 7 retries are 17 s), 100 ms time-wait.
     fn default() -> Self {
         Self {
             native_flush: true,
@@ -33,6 +38,7 @@ impl Default for SoftConfig {
             unreachable_after: Duration::from_secs(5),
             answer_after: Duration::from_secs(120),
             ack_timeout: Duration::from_millis(2_147),
+            vanished_after: Duration::from_secs(20),
             time_wait: Duration::from_millis(100),
         }
     }
@@ -48,6 +54,7 @@ impl SoftConfig {
             unreachable_after: self.unreachable_after.min(LONGEST),
             answer_after: self.answer_after.min(LONGEST),
             ack_timeout: self.ack_timeout.min(LONGEST),
+            vanished_after: self.vanished_after.min(LONGEST),
             time_wait: self.time_wait.min(LONGEST),
             ..self
         }

@@ -1,9 +1,9 @@
 //! TCP sockets.
-#![expect(unsafe_code, reason = "blocks signals in a thread of ours")]
+#![expect(unsafe_code, reason = "blocks signals in a thread of ours, and asks for what rustix does not have")]
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -66,6 +66,28 @@ impl Socket {
             Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Has the kernel ask the other end's machine for a sign of life whenever nothing is under way, every `pause`, in whole seconds.
+    pub(crate) fn ask_for_life(&self, pause: Duration) -> io::Result<()> {
+        // `tcp(7)`: 32,767 s at most.
+        let pause = Duration::from_secs(pause.as_secs().clamp(1, 32_767));
+        sockopt::set_tcp_keepidle(&self.0, pause)?;
+        sockopt::set_tcp_keepintvl(&self.0, pause)?;
+        Ok(sockopt::set_socket_keepalive(&self.0, true)?)
+    }
+
+    /// For how long nothing came from the other end's machine: no data, no acknowledgement, no sign of life that it was asked for.
+    pub(crate) fn silence(&self) -> io::Result<Duration> {
+        // SAFETY: plain numbers.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut len = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).expect("a structure of some 100 bytes");
+        let place: *mut libc::tcp_info = &raw mut info;
+        // SAFETY: a place of `len` bytes for the result, which is plain numbers; an older kernel fills less of it, and leaves zeros.
+        if unsafe { libc::getsockopt(self.0.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, place.cast(), &raw mut len) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Duration::from_millis(info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv).into()))
     }
 
     /// Has closing reset the connection, which leaves the port free at once: otherwise it is taken for a minute more, and a machine has

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::net::Socket;
 use crate::cm::{Machine, StreamEnd};
@@ -104,6 +104,12 @@ impl Stream {
     /// Its socket.
     pub(crate) fn socket(&self) -> &Socket {
         &self.socket
+    }
+
+    /// For how long the other end's machine has shown no sign of life.
+    pub(crate) fn silence(&self) -> Duration {
+        // Connecting has a limit of its own. No other error than of a socket that has ended, which tells itself.
+        if self.connected { self.socket.silence().unwrap_or_default() } else { Duration::ZERO }
     }
 
     /// Sends a frame behind what is being sent.

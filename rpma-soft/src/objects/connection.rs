@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::async_events::Subject;
 use super::cq::{Cq, Entry};
@@ -56,6 +56,10 @@ pub(crate) struct State {
     pub(super) reminded: Option<Instant>,
     /// When the stream is cut, since a message is half sent and the queue pair in the error state.
     pub(super) cut_at: Option<Instant>,
+    /// How long the other end's machine may be silent.
+    pub(super) vanished_after: Duration,
+    /// When it could have been for so long.
+    pub(super) look_at: Option<Instant>,
     /// The retry count that we asked with.
     retry: u8,
 }
@@ -136,12 +140,19 @@ impl Connection {
                     peer: addrs.map(|(_, peer)| unmapped(peer)),
                     reminded: None,
                     cut_at: None,
+                    vanished_after: Duration::ZERO,
+                    look_at: None,
                     retry: 0,
                 }),
             }
         });
-        if let Some(stream) = &lock(&new.state).stream {
-            driver.hand_over(stream.socket(), new.token)?;
+        {
+            let mut state = new.state();
+            if let Some(stream) = &state.stream {
+                driver.hand_over(stream.socket(), new.token)?;
+                Self::look_for_life(&mut state, new.device.config.vanished_after);
+                new.remind(&mut state);
+            }
         }
         Ok(new)
     }
@@ -233,7 +244,10 @@ impl Connection {
             self.driver.watch(&socket, self.token).and_then(|()| socket.connect(request.destination))
         };
         match connecting {
-            Ok(()) => state.stream = Some(Stream::connecting(socket)),
+            Ok(()) => {
+                state.stream = Some(Stream::connecting(socket));
+                Self::look_for_life(&mut state, self.device.config.vanished_after);
+            }
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => state.cm.stream_ended(now, StreamEnd::Refused),
             Err(e) => {
                 log::info!("{} cannot be reached: {e}", request.destination);
@@ -313,15 +327,28 @@ impl Connection {
 
     fn ready_qp(&self, state: &mut State, terms: Terms) -> io::Result<()> {
         let Some(qp) = &mut state.qp else { return Ok(()) };
+        let config = &self.device.config;
+        let retry_time = config.ack_timeout.saturating_mul(u32::from(terms.retry) + 1);
         let rnr_timer = RnrTimer::from_code(RNR_TIMER).expect("0 is a code");
-        let tries = u32::from(terms.retry) + 1;
         qp.core.to_ready_to_receive(ResponderConfig { resources: terms.resources, rnr_timer }).map_err(|_| invalid())?;
-        let requester = RequesterConfig {
-            depth: terms.depth,
-            rnr_retry: terms.rnr_retry,
-            retry_time: Some(self.device.config.ack_timeout.saturating_mul(tries)),
-        };
-        qp.core.to_ready_to_send(requester).map_err(|_| invalid())
+        let requester = RequesterConfig { depth: terms.depth, rnr_retry: terms.rnr_retry, retry_time: Some(retry_time) };
+        qp.core.to_ready_to_send(requester).map_err(|_| invalid())?;
+        // Work fails as a retry that was in vain, and not before.
+        Self::look_for_life(state, config.vanished_after.max(retry_time));
+        Ok(())
+    }
+
+    /// Ends the connection when its peer's machine shows no sign of life for `limit`.
+    fn look_for_life(state: &mut State, limit: Duration) {
+        let Some(stream) = &state.stream else { return };
+        // TCP asks once a second at most.
+        let limit = limit.max(Duration::from_secs(2));
+        if let Err(e) = stream.socket().ask_for_life(limit / 4) {
+            log::warn!("the other end's machine cannot be asked for signs of life: {e}");
+            return;
+        }
+        state.vanished_after = limit;
+        state.look_at = Some(Instant::now() + limit);
     }
 
     /// `rdma_destroy_id(3)`: the other end is told, no event comes any more, and those that the program took are acknowledged.

@@ -126,10 +126,23 @@ impl Connection {
         persist(job).is_ok()
     }
 
+    /// Ends the stream if the other end's machine has been silent for too long, and looks again when it could be.
+    fn look(&self, state: &mut State, now: Instant) {
+        let (Some(stream), true) = (&state.stream, state.look_at.is_some_and(|at| at <= now)) else { return };
+        let left = state.vanished_after.saturating_sub(stream.silence());
+        if left.is_zero() {
+            log::info!("the other end's machine has shown no sign of life for {:?}", state.vanished_after);
+            self.end_stream(state, StreamEnd::Unreachable);
+        } else {
+            state.look_at = Some(now + left);
+        }
+    }
+
     /// Has the driver come back at the next deadline.
     pub(super) fn remind(&self, state: &mut State) {
         let qp = state.qp.as_ref().and_then(|qp| qp.core.next_timeout());
-        let Some(next) = [qp, state.cm.deadline(), state.cut_at].into_iter().flatten().min() else { return };
+        let look_at = state.look_at.filter(|_| state.stream.is_some());
+        let Some(next) = [qp, state.cm.deadline(), state.cut_at, look_at].into_iter().flatten().min() else { return };
         // An earlier reminder comes, finds nothing due, and asks again: most deadlines only ever move back.
         if state.reminded.is_none_or(|reminded| next < reminded) {
             state.reminded = Some(next);
@@ -153,6 +166,7 @@ impl Source for Connection {
         if state.listener.is_some() {
             return super::listener::ready(&self, state);
         }
+        self.look(&mut state, now);
         // What is here already is no silence.
         self.run(&mut state);
         state.cm.handle_timeout(now);
