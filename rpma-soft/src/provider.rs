@@ -23,6 +23,9 @@ use crate::objects::{async_calls, cq_calls, event, id, mr, qp, srq_calls};
 /// One thread moves data for the whole process. Threads that post or poll move data on the spot. A second thread makes flushes durable.
 /// Both are started on first use, block all signals, and end with the process.
 ///
+/// A panic while a connection is handled is a bug of this crate. It is logged as an error, the connection ends as if its stream had ended,
+/// its work completes as flushed, and all else goes on. If that panics too, its work never completes, and its queues are in error.
+///
 /// # Durability
 ///
 /// A persistent flush is carried out by the responder: `msync(2)` for a mapped file, cache write-back and a fence for device DAX. What

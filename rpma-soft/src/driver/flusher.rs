@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 
-use super::lock;
+use super::{caught, lock};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -20,7 +20,10 @@ pub(crate) fn persist(job: Job) -> Result<(), Job> {
         let (sender, receiver) = mpsc::channel::<Job>();
         let run = move || {
             super::net::block_signals();
-            receiver.iter().for_each(|job| job());
+            for job in receiver {
+                // One that panics is lost, and the others go on.
+                caught(job);
+            }
         };
         match thread::Builder::new().name("rpma-soft-flush".into()).spawn(run) {
             Ok(_) => *queue = Some((pid, sender)),

@@ -3,7 +3,10 @@
 //! One thread per process, started on first use, waits for all sockets (edge-triggered epoll) and for time. Whoever posts or polls moves
 //! data on the spot too, under the same lock of the connection. A second thread makes flushes durable, since that can take long; the
 //! core hands it one flush at a time per connection.
+//!
+//! A panic is a bug of ours, and ends what it is about: the connection it happened on. Both threads go on.
 
+mod caught;
 mod flusher;
 mod incoming;
 mod lock;
@@ -21,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
+pub(crate) use caught::caught;
 pub(crate) use flusher::persist;
 pub(crate) use lock::{lock, wait_while};
 pub(crate) use net::{Socket, is_any, source_for, unmapped};
@@ -35,6 +39,8 @@ pub(crate) trait Source: fmt::Debug + Send + Sync {
     fn ready(self: Arc<Self>);
     /// A deadline is there.
     fn due(self: Arc<Self>, now: Instant);
+    /// One of the above panicked: ends what the source is about.
+    fn give_up(self: Arc<Self>);
 }
 
 /// The number of a source. [`Token::WAKE`] is nobody's.
@@ -168,23 +174,28 @@ impl Driver {
                 let token = Token(event.data.u64());
                 if token == Token::WAKE {
                     let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-                } else if let Some(source) = self.source(token) {
-                    source.ready();
+                } else {
+                    self.call(token, Source::ready);
                 }
             }
             // Those that ask again while this runs wait for the next round, behind the sockets.
             let again = std::mem::take(&mut lock(&self.state).again);
             for token in again {
-                if let Some(source) = self.source(token) {
-                    source.ready();
-                }
+                self.call(token, Source::ready);
             }
             let now = Instant::now();
-            while let Some(source) = self.due(now) {
-                if let Some(source) = source.upgrade() {
-                    source.due(now);
-                }
+            while let Some(token) = self.due(now) {
+                self.call(token, |source| source.due(now));
             }
+        }
+    }
+
+    /// Calls the source, if there still is one. One that panics is given up, and one that panics at that too is forgotten.
+    fn call(&self, token: Token, f: impl FnOnce(Arc<dyn Source>)) {
+        let given_up = || caught(|| self.source(token).map_or((), Source::give_up));
+        let called = caught(|| self.source(token).map_or((), f)).or_else(given_up);
+        if called.is_none() {
+            self.leave(token);
         }
     }
 
@@ -233,17 +244,77 @@ impl Driver {
     }
 
     /// Takes the next deadline that is there.
-    fn due(&self, now: Instant) -> Option<Weak<dyn Source>> {
+    fn due(&self, now: Instant) -> Option<Token> {
         let mut state = lock(&self.state);
-        while let Some(&(at, token)) = state.timers.first() {
-            if at > now {
-                return None;
-            }
-            state.timers.pop_first();
-            if let Some(source) = state.sources.get(&token) {
-                return Some(Weak::clone(source));
-            }
+        let &(at, token) = state.timers.first()?;
+        if at > now {
+            return None;
         }
-        None
+        state.timers.pop_first();
+        Some(token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+
+    /// Tells what is called; panics where it is told to.
+    #[derive(Debug)]
+    struct Told {
+        calls: Sender<&'static str>,
+        panics_at: &'static [&'static str],
+    }
+
+    impl Told {
+        fn called(&self, call: &'static str) {
+            self.calls.send(call).unwrap();
+            assert!(!self.panics_at.contains(&call), "{call}, as a bug of ours would");
+        }
+    }
+
+    impl Source for Told {
+        fn ready(self: Arc<Self>) {
+            self.called("ready");
+        }
+
+        fn due(self: Arc<Self>, _: Instant) {
+            self.called("due");
+        }
+
+        fn give_up(self: Arc<Self>) {
+            self.called("give up");
+        }
+    }
+
+    #[test]
+    fn source_that_panics_is_given_up_and_the_others_go_on() {
+        const LIMIT: Duration = Duration::from_secs(20);
+        let driver = Driver::get().unwrap();
+        let enter = |panics_at| {
+            let (calls, told) = channel();
+            let source: Arc<dyn Source> = Arc::new(Told { calls, panics_at });
+            let token = driver.enter(Arc::downgrade(&source));
+            (source, token, told)
+        };
+        let (_good, good_token, good_told) = enter(&[]);
+        let (_bad, bad_token, bad_told) = enter(&["ready", "due"]);
+        let (_worse, worse_token, worse_told) = enter(&["ready", "give up"]);
+        driver.again(bad_token);
+        driver.again(worse_token);
+        driver.again(good_token);
+        assert_eq!(good_told.recv_timeout(LIMIT), Ok("ready"));
+        driver.remind(bad_token, Instant::now());
+        driver.remind(worse_token, Instant::now());
+        driver.remind(good_token, Instant::now());
+        assert_eq!(good_told.recv_timeout(LIMIT), Ok("due"));
+        for told in [bad_told.recv_timeout(LIMIT), bad_told.recv_timeout(LIMIT)] {
+            assert!(told.is_ok());
+        }
+        for call in ["ready", "give up"] {
+            assert_eq!(worse_told.recv_timeout(LIMIT), Ok(call));
+        }
     }
 }

@@ -48,6 +48,8 @@ pub(crate) struct State {
     pub(super) cm: Machine,
     pub(super) stream: Option<Stream>,
     pub(super) qp: Option<QpSlot>,
+    /// A queue pair that is of no use any more, by a bug of ours: kept until the program destroys it.
+    pub(super) broken: Option<QpSlot>,
     pub(super) bound: Option<Socket>,
     pub(super) listener: Option<Listener>,
     pub(crate) local: Option<SocketAddr>,
@@ -134,6 +136,7 @@ impl Connection {
                     cm,
                     stream,
                     qp: None,
+                    broken: None,
                     bound: None,
                     listener: None,
                     local: addrs.map(|(local, _)| unmapped(local)),
@@ -380,7 +383,7 @@ impl Connection {
     /// Gives it a queue pair. `Err` gives it back: there is one.
     pub(crate) fn put_qp(&self, qp: QpSlot) -> io::Result<()> {
         let mut state = self.state();
-        if state.qp.is_some() {
+        if state.qp.is_some() || state.broken.is_some() {
             return Err(invalid());
         }
         qp.send_cq.attach(qp.number, Weak::clone(&self.me));
@@ -394,7 +397,8 @@ impl Connection {
     /// Takes its queue pair away. Nothing of it is under way any more when this returns.
     pub(crate) fn take_qp(&self) {
         let mut state = self.state();
-        let Some(qp) = state.qp.take() else { return };
+        let qp = state.qp.take();
+        let Some(qp) = qp.or_else(|| state.broken.take()) else { return };
         if let Some(stream) = &mut state.stream
             && let Err(end) = stream.forget_qp()
         {
@@ -408,31 +412,33 @@ impl Connection {
 
     /// Does something with the queue pair, and what follows from it.
     pub(crate) fn with_qp<T>(&self, f: impl FnOnce(&mut QpSlot) -> T) -> Option<T> {
-        let mut state = self.state();
-        let state = &mut *state;
-        let qp = state.qp.as_mut()?;
-        let result = f(qp);
-        // Sending is enough here: a program that posts much would pay for looking each time.
-        let now = Instant::now();
-        match state.stream.as_mut().map(|stream| stream.run_out(&mut qp.core, now)) {
-            None | Some(Ok(Moved::Idle)) => {}
-            Some(Ok(Moved::More)) => self.run_soon(),
-            Some(Err(end)) => self.end_stream(state, end),
-        }
-        if self.settle(state, now) {
-            self.run(state);
-        } else {
-            self.remind(state);
-        }
-        Some(result)
+        self.guarded(&mut self.state(), |state| {
+            let qp = state.qp.as_mut()?;
+            let result = f(qp);
+            // Sending is enough here: a program that posts much would pay for looking each time.
+            let now = Instant::now();
+            match state.stream.as_mut().map(|stream| stream.run_out(&mut qp.core, now)) {
+                None | Some(Ok(Moved::Idle)) => {}
+                Some(Ok(Moved::More)) => self.run_soon(),
+                Some(Err(end)) => self.end_stream(state, end),
+            }
+            if self.settle(state, now) {
+                self.run(state);
+            } else {
+                self.remind(state);
+            }
+            Some(result)
+        })?
     }
 
     /// Gives a polled completion's slots back.
     pub(crate) fn release(&self, entry: &Entry) {
         let mut state = self.state();
-        if let Some(qp) = state.qp.as_mut().filter(|qp| qp.number == entry.qp_num) {
-            qp.core.release(&entry.completion);
-        }
+        self.guarded(&mut state, |state| {
+            if let Some(qp) = state.qp.as_mut().filter(|qp| qp.number == entry.qp_num) {
+                qp.core.release(&entry.completion);
+            }
+        });
     }
 
     /// Moves data if nobody else does just now.

@@ -95,18 +95,35 @@ impl Cq {
         if !full {
             state.entries.push_back(entry);
         }
-        if let (true, Some(channel)) = (wakes || (full && state.armed != Armed::No), &self.channel) {
+        if let (true, Some(channel)) = (wakes && !full, &self.channel) {
             state.armed = Armed::No;
             channel.push(Arc::clone(self));
         }
         drop(state);
-        if full && !self.failed.swap(true, Ordering::AcqRel) {
+        // Whoever waits is woken by that.
+        if full && self.fail() {
             self.asynchronous.tell(IBV_EVENT_CQ_ERR, &self.subject);
             log::error!("a completion queue of {} overflowed: its queue pairs are in error", self.capacity);
-            let users: Vec<_> = lock(&self.users).iter().map(|(_, of)| Weak::clone(of)).collect();
-            // They look at the queue on their next round.
-            users.iter().filter_map(Weak::upgrade).for_each(|of| of.run_soon());
         }
+    }
+
+    /// A completion is lost: the queue and its queue pairs are in error. False if it is so already.
+    pub(crate) fn fail(self: &Arc<Self>) -> bool {
+        // First: whoever is woken looks.
+        let is_news = !self.failed.swap(true, Ordering::AcqRel);
+        let mut state = lock(&self.state);
+        if let (true, Some(channel)) = (state.armed != Armed::No, &self.channel) {
+            state.armed = Armed::No;
+            channel.push(Arc::clone(self));
+        }
+        drop(state);
+        if !is_news {
+            return false;
+        }
+        let users: Vec<_> = lock(&self.users).iter().map(|(_, of)| Weak::clone(of)).collect();
+        // They look at the queue on their next round.
+        users.iter().filter_map(Weak::upgrade).for_each(|of| of.run_soon());
+        true
     }
 
     /// Whether a completion was lost.

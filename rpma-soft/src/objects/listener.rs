@@ -172,6 +172,11 @@ impl Source for Stranger {
             self.forget();
         }
     }
+
+    fn give_up(self: Arc<Self>) {
+        drop(lock(&self.stream).take());
+        self.forget();
+    }
 }
 
 impl Drop for Stranger {

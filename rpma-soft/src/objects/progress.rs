@@ -11,7 +11,7 @@ use super::connection::{Connection, State};
 use super::cq::Entry;
 use super::memory::Lease;
 use crate::cm::{Output, StreamEnd};
-use crate::driver::{Moved, Source, persist};
+use crate::driver::{Moved, Source, caught, persist};
 use crate::rc::{FlushJob, MemoryFault, QpState, Side};
 
 /// How long a queue pair in the error state waits for a message that is half sent, before the stream is cut: its work cannot complete
@@ -21,6 +21,40 @@ const HALF_SENT_LIMIT: Duration = Duration::from_millis(500);
 impl Connection {
     /// Moves what can be moved, until nothing can.
     pub(super) fn run(&self, state: &mut State) {
+        self.guarded(state, |state| self.rounds(state));
+    }
+
+    /// Does `work`. If it panics, by a bug of ours, the connection is given up: `None`.
+    pub(super) fn guarded<T>(&self, state: &mut State, work: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let done = caught(|| work(state));
+        if done.is_none() {
+            self.break_off(state);
+        }
+        done
+    }
+
+    /// The connection is in a state that nobody knows: ends it, as if the stream had ended.
+    fn break_off(&self, state: &mut State) {
+        let now = Instant::now();
+        self.end_stream(state, StreamEnd::Closed);
+        let flushed = caught(|| {
+            if let Some(qp) = &mut state.qp {
+                qp.core.move_to_error();
+            }
+            self.settle(state, now);
+        });
+        if flushed.is_none() {
+            // Its work will not complete: its queues are in error, as when a completion is lost.
+            state.broken = state.qp.take();
+            for cq in state.broken.iter().flat_map(|qp| [&qp.send_cq, &qp.recv_cq]) {
+                cq.fail();
+            }
+            let _ = caught(|| self.settle(state, now));
+        }
+        self.remind(state);
+    }
+
+    fn rounds(&self, state: &mut State) {
         let now = Instant::now();
         loop {
             let mut more = false;
@@ -114,14 +148,16 @@ impl Connection {
         let me = Weak::clone(&self.me);
         let job = Box::new(move || {
             let FlushJob { id, lease, extent, .. } = job;
-            let result = lease.persist(extent);
+            let result = caught(|| lease.persist(extent)).unwrap_or(Err(MemoryFault));
             drop(lease);
             let Some(me) = me.upgrade() else { return };
             let mut state = me.state();
-            if let Some(qp) = state.qp.as_mut().filter(|qp| qp.number == qp_num) {
-                qp.core.flush_done(Instant::now(), id, result);
-            }
-            me.run(&mut state);
+            me.guarded(&mut state, |state| {
+                if let Some(qp) = state.qp.as_mut().filter(|qp| qp.number == qp_num) {
+                    qp.core.flush_done(Instant::now(), id, result);
+                }
+                me.rounds(state);
+            });
         });
         persist(job).is_ok()
     }
@@ -166,17 +202,23 @@ impl Source for Connection {
         if state.listener.is_some() {
             return super::listener::ready(&self, state);
         }
-        self.look(&mut state, now);
-        // What is here already is no silence.
-        self.run(&mut state);
-        state.cm.handle_timeout(now);
-        if let Some(qp) = &mut state.qp {
-            qp.core.handle_timeout(now);
-        }
-        if state.cut_at.is_some_and(|at| at <= now) {
-            state.cut_at = None;
-            self.end_stream(&mut state, StreamEnd::Closed);
-        }
-        self.run(&mut state);
+        self.guarded(&mut state, |state| {
+            self.look(state, now);
+            // What is here already is no silence.
+            self.rounds(state);
+            state.cm.handle_timeout(now);
+            if let Some(qp) = &mut state.qp {
+                qp.core.handle_timeout(now);
+            }
+            if state.cut_at.is_some_and(|at| at <= now) {
+                state.cut_at = None;
+                self.end_stream(state, StreamEnd::Closed);
+            }
+            self.rounds(state);
+        });
+    }
+
+    fn give_up(self: Arc<Self>) {
+        self.break_off(&mut self.state());
     }
 }
