@@ -26,6 +26,12 @@ use crate::objects::{async_calls, cq_calls, event, id, mr, qp, srq_calls};
 /// A panic while a connection is handled is a bug of this crate. It is logged as an error, the connection ends as if its stream had ended,
 /// its work completes as flushed, and all else goes on. If that panics too, its work never completes, and its queues are in error.
 ///
+/// # What a connection costs
+///
+/// One end, with queues of 10 requests: about 8 KiB of memory and 8 descriptors, with what `rpma` holds for it. Of the descriptors three are
+/// from here: the socket, the event channel's and the completion channel's. TCP's buffers in the kernel come to that. A thousand
+/// connections take no thread more than one does.
+///
 /// # Durability
 ///
 /// A persistent flush is carried out by the responder: `msync(2)` for a mapped file, cache write-back and a fence for device DAX. What
