@@ -74,7 +74,7 @@ impl End {
         let cq = Cq::create(context, cqe, 0).unwrap();
         let cap = QpCap { send_wr: 4, recv_wr: 4, send_sge: 1, recv_sge: 1, inline_bytes: 0 };
         let request = QpRequest { cap, native_flush: false, native_atomic_write: false };
-        let qp = Qp::create(&Arc::new(id), &pd, &cq, &cq, request).unwrap();
+        let qp = Qp::create(&Arc::new(id), &pd, &cq, &cq, None, request).unwrap();
         Self { channel, qp, cq }
     }
 
