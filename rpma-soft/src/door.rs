@@ -3,6 +3,8 @@
 //! The functions have the contracts of the C functions: see the man page of each.
 #![expect(unsafe_code, reason = "unsafe functions over objects of C, whose contract each hands on")]
 
+pub mod cm;
+
 use std::ffi::c_int;
 
 use rpma_sys::bindings::{ibv_srq, ibv_srq_attr};

@@ -100,7 +100,7 @@ fn errno_of(error: &io::Error) -> c_int {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-fn minus1(result: io::Result<()>) -> c_int {
+pub(crate) fn minus1(result: io::Result<()>) -> c_int {
     match result {
         Ok(()) => 0,
         Err(e) => {

@@ -7,6 +7,7 @@
 //! connections' states are never held at once.
 
 pub(crate) mod address;
+pub(crate) mod addrinfo;
 pub(crate) mod async_calls;
 pub(crate) mod async_events;
 pub(crate) mod builders;

@@ -1,0 +1,5 @@
+//! The calls that only C programs make, made as C programs make them.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod addresses;
+mod info;
