@@ -11,7 +11,7 @@ use rpma_sys::{CqOps, Provider, ProviderRef, QpOps, SrqOps, errno};
 
 use crate::SoftConfig;
 use crate::objects::device::{self, Device};
-use crate::objects::{async_calls, cq_calls, event, id, mr, qp, srq_calls};
+use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls};
 
 /// The software provider: RDMA in user space over TCP.
 ///
@@ -319,12 +319,12 @@ unsafe impl Provider for Soft {
 
     unsafe fn rdma_create_qp_ex(&self, id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> c_int {
         // SAFETY: the contract of the trait.
-        minus1(unsafe { id::create_qp(id, attr) })
+        minus1(unsafe { id_qp::create_qp(id, attr) })
     }
 
     unsafe fn rdma_destroy_qp(&self, id: *mut rdma_cm_id) {
         // SAFETY: the contract of the trait.
-        unsafe { id::destroy_qp(id) }
+        unsafe { id_qp::destroy_qp(id) }
     }
 
     unsafe fn rdma_connect(&self, id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {

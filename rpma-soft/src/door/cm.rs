@@ -6,8 +6,21 @@ use std::ffi::{c_char, c_int};
 
 use rpma_sys::bindings::*;
 
-use crate::objects::addrinfo;
+use crate::objects::{addrinfo, id_qp};
 use crate::provider::minus1;
+
+/// `rdma_create_qp(3)`. Without completion queues it makes them, as long as the work queues, each with a channel: they stand in the
+/// identifier until `rdma_destroy_qp(3)`. Without a protection domain it uses the identifier's.
+///
+/// # Safety
+///
+/// `id`, `pd` and what `qp_init_attr` names are live; `pd` may be null.
+pub unsafe fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> c_int {
+    // SAFETY: the program's, and whole (contract above).
+    let attr = unsafe { &mut *qp_init_attr };
+    // SAFETY: the contract of this function.
+    minus1(unsafe { id_qp::create_plain_qp(id, pd, attr) })
+}
 
 /// `rdma_getaddrinfo(3)`: what `getaddrinfo(3)` finds, the first of it, in the form that `rdma_create_ep(3)` takes. It returns 0, one of the
 /// codes of `getaddrinfo(3)`, or -1 with `errno`. There are no routes, and no addresses of InfiniBand: EAI_FAMILY.

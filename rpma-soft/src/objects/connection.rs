@@ -4,8 +4,10 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
+
+use rpma_sys::bindings::ibv_pd;
 
 use super::async_events::Subject;
 use super::cq::{Cq, Entry};
@@ -13,6 +15,7 @@ use super::device::Device;
 use super::event_channel::{EventChannel, Waiting};
 use super::listener::Listener;
 use super::memory::DeviceMemory;
+use super::mr::DefaultPd;
 use crate::cm::{Event, Kind, Limits, Machine, StreamEnd};
 use crate::driver::{Driver, Moved, Socket, Source, Stream, Token, lock, wait_while};
 use crate::rc::{RcQp, RequesterConfig, ResponderConfig};
@@ -32,6 +35,7 @@ pub(crate) struct Connection {
     /// Where the program's structure is; 0 before there is one, or when it is gone.
     pub(crate) handle: AtomicUsize,
     state: Mutex<State>,
+    default_pd: OnceLock<Arc<DefaultPd>>,
     /// Threads that wait for the state. Whoever only polls lets them go first: a loop that polls would lock them out.
     waiting: AtomicUsize,
 }
@@ -132,6 +136,7 @@ impl Connection {
                 all_acked: Condvar::new(),
                 handle: AtomicUsize::new(0),
                 waiting: AtomicUsize::new(0),
+                default_pd: OnceLock::new(),
                 state: Mutex::new(State {
                     cm,
                     stream,
@@ -166,6 +171,11 @@ impl Connection {
         let state = lock(&self.state);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         state
+    }
+
+    /// The protection domain that it has until the program gives it another one.
+    pub(super) fn default_pd(&self) -> *mut ibv_pd {
+        self.default_pd.get_or_init(|| DefaultPd::of(&self.device)).raw()
     }
 
     // ---- events ----

@@ -4,13 +4,14 @@
 use std::ffi::{c_char, c_int};
 use std::io;
 use std::mem::{offset_of, size_of};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use rpma_sys::bindings::*;
 
 use super::async_events::AsyncEvents;
 use super::memory::Table;
+use super::mr::DefaultPd;
 use super::{cq_calls, post, srq_calls};
 use crate::SoftConfig;
 use crate::wire::MAX_MESSAGE_BYTES;
@@ -39,6 +40,8 @@ pub(crate) struct Device {
     pub(crate) table: Arc<Table>,
     /// Behind the context's descriptor for them.
     pub(crate) events: Arc<AsyncEvents>,
+    /// The protection domain of identifiers that were given none, while there are any.
+    pub(super) default_pd: Mutex<Weak<DefaultPd>>,
     context: *mut SoftContext,
     next_pd: AtomicU32,
     next_qp: AtomicU32,
@@ -86,8 +89,15 @@ impl Device {
         let place = unsafe { &raw mut (*context).device };
         // SAFETY: as above.
         unsafe { (*context).verbs.context.device = place };
-        let table = Arc::new(Table::new());
-        Ok(Self { config, table, events, context, next_pd: AtomicU32::new(1), next_qp: AtomicU32::new(0x11) })
+        Ok(Self {
+            config,
+            table: Arc::new(Table::new()),
+            default_pd: Mutex::default(),
+            events,
+            context,
+            next_pd: AtomicU32::new(1),
+            next_qp: AtomicU32::new(0x11),
+        })
     }
 
     /// Its context, as the program has it.

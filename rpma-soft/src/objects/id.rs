@@ -4,16 +4,15 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::net::SocketAddr;
-use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rpma_sys::bindings::*;
 
+use super::address;
 use super::connection::{Connection, invalid};
 use super::device::{Device, limit};
 use super::event_channel::EventChannel;
-use super::{address, qp};
 use crate::cm::Kind;
 use crate::driver::{Socket, is_any, source_for};
 use crate::wire::{Accept, ConnectRequest, PrivateData, Reject};
@@ -67,7 +66,7 @@ pub(crate) unsafe fn destroy_event_channel(channel: *mut rdma_event_channel) {
 /// # Safety
 ///
 /// `id` is live, and stays so for as long as the result is used.
-unsafe fn of_id<'a>(id: *mut rdma_cm_id) -> &'a Arc<Connection> {
+pub(super) unsafe fn of_id<'a>(id: *mut rdma_cm_id) -> &'a Arc<Connection> {
     let id = id.cast::<SoftId>();
     // SAFETY: made by `new_id`, and live (contract above); nobody changes this field.
     unsafe { &(*id).shared }
@@ -148,9 +147,12 @@ pub(super) unsafe fn show_addresses(id: *mut rdma_cm_id) {
         // SAFETY: live (contract above); its fields are changed by calls about it only.
         let addr = unsafe { &mut (*id).route.addr };
         addr.__bindgen_anon_1.src_storage = storage;
-        if !is_any(&local) {
+        // SAFETY: as above.
+        if !is_any(&local) && unsafe { (*id).verbs }.is_null() {
             // SAFETY: as above.
             unsafe { (*id).verbs = shared.device.context() };
+            // SAFETY: as above.
+            unsafe { (*id).pd = shared.default_pd() };
             // SAFETY: as above.
             unsafe { (*id).port_num = 1 };
         }
@@ -288,53 +290,6 @@ pub(crate) unsafe fn resolve_route(id: *mut rdma_cm_id) -> io::Result<()> {
     }
     shared.announce(Kind::RouteResolved);
     Ok(())
-}
-
-// ---- queue pairs ----
-
-/// `rdma_create_qp(3)`.
-///
-/// # Safety
-///
-/// `id` and what `attr` names are live.
-pub(crate) unsafe fn create_qp(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> io::Result<()> {
-    // SAFETY: live (contract above).
-    if unsafe { (*id).verbs }.is_null() {
-        return Err(invalid());
-    }
-    // SAFETY: the program's, and whole (contract above).
-    let attr = unsafe { &mut *attr };
-    if attr.srq.is_null() {
-        // SAFETY: live (contract above). One that the identifier was given (`rdma_create_srq(3)`).
-        attr.srq = unsafe { (*id).srq };
-    }
-    // SAFETY: live (contract above).
-    let connection = unsafe { of_id(id) };
-    // SAFETY: as above.
-    let qp = unsafe { qp::create(connection, attr) }?;
-    // SAFETY: live (contract above); its fields are changed by calls about it only.
-    unsafe { (*id).qp = qp };
-    // SAFETY: as above.
-    unsafe { (*id).pd = attr.pd };
-    // SAFETY: as above.
-    unsafe { (*id).send_cq = attr.send_cq };
-    // SAFETY: as above.
-    unsafe { (*id).recv_cq = attr.recv_cq };
-    Ok(())
-}
-
-/// `rdma_destroy_qp(3)`.
-///
-/// # Safety
-///
-/// `id` is live.
-pub(crate) unsafe fn destroy_qp(id: *mut rdma_cm_id) {
-    // SAFETY: live (contract above); its fields are changed by calls about it only.
-    let qp = unsafe { std::mem::replace(&mut (*id).qp, null_mut()) };
-    if !qp.is_null() {
-        // SAFETY: made by `create_qp`, and not destroyed: it stood in the identifier.
-        unsafe { qp::destroy(qp) };
-    }
 }
 
 // ---- connections ----

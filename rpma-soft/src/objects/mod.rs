@@ -18,6 +18,7 @@ pub(crate) mod device;
 pub(crate) mod event;
 pub(crate) mod event_channel;
 pub(crate) mod id;
+pub(crate) mod id_qp;
 mod listener;
 mod maps;
 pub(crate) mod memory;

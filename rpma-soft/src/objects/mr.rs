@@ -12,6 +12,7 @@ use super::connection::invalid;
 use super::device::Device;
 use super::maps::{self, Mapping};
 use super::memory::{NewRegion, Region};
+use crate::driver::lock;
 use crate::rc::{Access, PdNumber};
 
 /// A protection domain.
@@ -53,6 +54,41 @@ pub(crate) unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: made by `alloc_pd`, and freed once: the contract says that it is live.
     drop(unsafe { Box::from_raw(pd.cast::<SoftPd>()) });
     0
+}
+
+/// A protection domain that identifiers have until they are given another one; librdmacm has one per device too.
+#[derive(Debug)]
+pub(crate) struct DefaultPd(*mut ibv_pd);
+
+// SAFETY: a protection domain may be used and freed by any thread: what changes of it is atomic.
+unsafe impl Send for DefaultPd {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for DefaultPd {}
+
+impl DefaultPd {
+    /// The device's.
+    pub(crate) fn of(device: &Arc<Device>) -> Arc<Self> {
+        let mut shared = lock(&device.default_pd);
+        shared.upgrade().unwrap_or_else(|| {
+            let new = Arc::new(Self(alloc_pd(device)));
+            *shared = Arc::downgrade(&new);
+            new
+        })
+    }
+
+    /// As the program has it.
+    pub(crate) fn raw(&self) -> *mut ibv_pd {
+        self.0
+    }
+}
+
+impl Drop for DefaultPd {
+    fn drop(&mut self) {
+        // SAFETY: made by `alloc_pd`, and freed here only. If something is in it still, it stays.
+        if unsafe { dealloc_pd(self.0) } != 0 {
+            log::warn!("memory is registered with identifiers that are gone: their protection domain stays");
+        }
+    }
 }
 
 /// What is ours of a protection domain.
