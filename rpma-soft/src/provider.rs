@@ -11,7 +11,7 @@ use rpma_sys::{CqOps, Provider, ProviderRef, QpOps, SrqOps, errno};
 
 use crate::SoftConfig;
 use crate::objects::device::{self, Device};
-use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls};
+use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls, synchronous};
 
 /// The software provider: RDMA in user space over TCP.
 ///
@@ -42,10 +42,11 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls}
 /// # What is not there
 ///
 /// - Queue pairs of other types than RC: EOPNOTSUPP.
-/// - Identifiers without an event channel (synchronous ones), port spaces other than TCP: EOPNOTSUPP.
+/// - Port spaces other than TCP: EOPNOTSUPP.
 /// - `ibv_modify_qp(3)` to RTR and RTS: the connection manager does that, for identifiers with a queue pair. EOPNOTSUPP. To the error
 ///   state always, to RESET before a connection.
 /// - Asynchronous events of ports and of the device: nothing ever happens to them.
+/// - Path records: the routes of identifiers have none, and their global identifiers are 0.
 /// - Memory windows, multicast, timestamps: the operations are null in the context.
 ///
 /// # Where it differs from soft-RoCE
@@ -294,7 +295,7 @@ unsafe impl Provider for Soft {
 
     unsafe fn rdma_migrate_id(&self, id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
         // SAFETY: the contract of the trait.
-        minus1(unsafe { id::migrate_id(id, channel) })
+        minus1(unsafe { synchronous::migrate_id(id, channel) })
     }
 
     unsafe fn rdma_bind_addr(&self, id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {

@@ -72,13 +72,15 @@ pub(crate) struct Machine {
     limits: Limits,
     state: State,
     deadline: Option<Instant>,
+    /// The program was told that the connection is established before the other end said so.
+    ready_is_to_come: bool,
     outputs: VecDeque<Output>,
 }
 
 impl Machine {
     /// No connection yet.
     pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, state: State::Idle, deadline: None, outputs: VecDeque::new() }
+        Self { limits, state: State::Idle, deadline: None, ready_is_to_come: false, outputs: VecDeque::new() }
     }
 
     /// A connection that the other end asked for.
@@ -99,6 +101,16 @@ impl Machine {
     /// Whether there is no connection yet.
     pub(crate) fn is_idle(&self) -> bool {
         self.state == State::Idle
+    }
+
+    /// Whether the other end has accepted, and our program has not gone on yet.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.state == State::Answered
+    }
+
+    /// Whether both ends can send.
+    pub(crate) fn is_established(&self) -> bool {
+        self.state == State::Established
     }
 
     /// The request that waits for our answer.
@@ -158,6 +170,18 @@ impl Machine {
         }
     }
 
+    /// Our program knows, by another way than the other end's frame, that the connection we accepted is established. The frame still comes.
+    pub(crate) fn notify_established(&mut self) -> Result<(), WrongState> {
+        if self.state != State::Accepted {
+            return Err(WrongState);
+        }
+        self.state = State::Established;
+        self.deadline = None;
+        self.ready_is_to_come = true;
+        self.event(Kind::Established, 0, Voice::None);
+        Ok(())
+    }
+
     /// Ends the connection, or agrees to its end. In any other state there is nothing to end: as in the kernel, that is no error.
     pub(crate) fn disconnect(&mut self, now: Instant) {
         match self.state {
@@ -215,6 +239,7 @@ impl Machine {
                 self.event(Kind::ConnectResponse, 0, Voice::Accept(accept));
             }
             (State::Asked { .. } | State::Accepted, CmFrame::Reject(reject)) => self.refused(reject),
+            (State::Established | State::EndAsked, CmFrame::Ready) if self.ready_is_to_come => self.ready_is_to_come = false,
             (State::Accepted, CmFrame::Ready) => {
                 self.state = State::Established;
                 self.deadline = None;

@@ -122,6 +122,7 @@ const INPUTS: &[Input] = &[
         cm.establish();
         true
     }),
+    ("notify", |cm, _| cm.notify_established().is_ok()),
     ("disconnect", |cm, now| {
         cm.disconnect(now);
         true
@@ -195,6 +196,19 @@ fn side_that_asks_for_the_end_is_told_after_the_other_has_answered() {
         assert_eq!(outputs(cm), ["TimewaitExit(0)"]);
         assert_eq!(cm.deadline(), None);
     }
+}
+
+#[test]
+fn connection_that_the_program_called_established_takes_the_late_frame_once() {
+    let now = Instant::now();
+    let mut server = Machine::requested(LIMITS, request());
+    server.accept(now, accept()).unwrap();
+    server.notify_established().unwrap();
+    assert_eq!(outputs(&mut server), ["send Accept", "Established(0)"]);
+    assert_eq!(server.deadline(), None);
+    server.handle_frame(now, CmFrame::Ready).unwrap();
+    assert_eq!(outputs(&mut server), Vec::<String>::new());
+    assert!(server.handle_frame(now, CmFrame::Ready).is_err());
 }
 
 /// Hands frames on and returns what the sender's program is told.

@@ -58,6 +58,8 @@ pub(crate) struct State {
     pub(super) listener: Option<Listener>,
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
+    /// The route to the peer is resolved.
+    pub(super) routed: bool,
     /// The next deadline that the driver knows of.
     pub(super) reminded: Option<Instant>,
     /// When the stream is cut, since a message is half sent and the queue pair in the error state.
@@ -146,6 +148,7 @@ impl Connection {
                     listener: None,
                     local: addrs.map(|(local, _)| unmapped(local)),
                     peer: addrs.map(|(_, peer)| unmapped(peer)),
+                    routed: false,
                     reminded: None,
                     cut_at: None,
                     vanished_after: Duration::ZERO,
@@ -329,6 +332,28 @@ impl Connection {
         ready
     }
 
+    /// The program has taken the answer to its request, and made a queue pair of its own ready: `rdma_establish(3)`.
+    pub(crate) fn establish_without_qp(&self) -> io::Result<()> {
+        let mut state = self.state();
+        if !state.cm.is_answered() {
+            return Err(invalid());
+        }
+        state.cm.establish();
+        self.run(&mut state);
+        Ok(())
+    }
+
+    /// The program knows before we do that the other end has seen the accept: `rdma_notify(3)`.
+    pub(crate) fn notify_established(&self) -> io::Result<()> {
+        let mut state = self.state();
+        if state.cm.is_established() {
+            return Err(io::Error::from_raw_os_error(libc::EISCONN));
+        }
+        state.cm.notify_established().map_err(|_| invalid())?;
+        self.run(&mut state);
+        Ok(())
+    }
+
     /// The connection did not come to be: the queue pair is of no use (`ucma_modify_qp_err` in librdmacm).
     pub(crate) fn qp_to_error(&self) {
         let mut state = self.state();
@@ -389,6 +414,11 @@ impl Connection {
     }
 
     // ---- the queue pair ----
+
+    /// Whether there is one.
+    pub(crate) fn has_qp(&self) -> bool {
+        self.state().qp.is_some()
+    }
 
     /// Gives it a queue pair. `Err` gives it back: there is one.
     pub(crate) fn put_qp(&self, qp: QpSlot) -> io::Result<()> {

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "makes, fills and frees structures of the connection manager")]
 
 use std::io;
-use std::ptr::{null, null_mut};
+use std::ptr::null;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,8 @@ use rpma_sys::bindings::*;
 
 use super::connection::Connection;
 use super::event_channel::Waiting;
-use super::id::{new_id, of_channel, show_addresses};
+use super::id::{Own, create_event_channel, new_id, of_channel, show_addresses};
+use super::synchronous::is_synchronous;
 use crate::cm::{Event, Kind, Voice};
 use crate::wire::Accept;
 
@@ -29,28 +30,43 @@ struct SoftEvent {
 ///
 /// `channel` is live.
 pub(crate) unsafe fn get_cm_event(channel: *mut rdma_event_channel) -> io::Result<*mut rdma_cm_event> {
-    // SAFETY: live (contract above).
-    let Waiting { of, child, mut event } = unsafe { of_channel(channel) }.next()?;
+    loop {
+        // SAFETY: live (contract above).
+        let waiting = unsafe { of_channel(channel) }.next()?;
+        let of = Arc::clone(&waiting.of);
+        // SAFETY: live, and the event was just taken from it.
+        match unsafe { tell(channel, waiting) } {
+            Ok(event) => return Ok(event),
+            Err(e) => {
+                // Nobody learns of this one; who waits for all to be acknowledged must not wait for it.
+                log::warn!("a request for a connection is lost: {e}");
+                of.event_acked();
+            }
+        }
+    }
+}
+
+/// Makes the program's structure of an event. Only a request can fail; it is rejected then.
+///
+/// # Safety
+///
+/// `channel` is live, and `waiting` was just taken from it.
+unsafe fn tell(channel: *mut rdma_event_channel, waiting: Waiting) -> io::Result<*mut rdma_cm_event> {
+    let Waiting { of, child, mut event } = waiting;
     let handle: *mut rdma_cm_id = std::ptr::with_exposed_provenance_mut(of.handle.load(Ordering::Acquire));
     let mut raw = rdma_cm_event { id: handle, ..rdma_cm_event::default() };
     match event.kind {
         Kind::ConnectRequest => {
-            let Some(child) = child else { return Err(io::ErrorKind::InvalidData.into()) };
-            let context = if handle.is_null() {
-                null_mut()
-            } else {
-                // SAFETY: the listener is not freed before this event is acknowledged.
-                unsafe { (*handle).context }
-            };
-            let of_child = rdma_cm_id { channel, context, ps: RDMA_PS_TCP, qp_type: IBV_QPT_RC, ..rdma_cm_id::default() };
-            raw.id = new_id(child, of_child);
+            let child = child.ok_or(io::ErrorKind::InvalidData)?;
+            // SAFETY: the listener is not freed before this event is acknowledged.
+            raw.id = unsafe { requested(channel, handle, child) }?;
             raw.listen_id = handle;
-            // SAFETY: just made.
-            unsafe { show_addresses(raw.id) };
         }
         Kind::ConnectResponse => {
-            // Who has no queue pair in its identifier does the rest itself (`rdma_establish(3)`); that is not here.
-            if let Voice::Accept(accept) = &event.voice {
+            // Whose queue pair is not the identifier's does the rest itself: `rdma_establish(3)`.
+            if let Voice::Accept(accept) = &event.voice
+                && of.has_qp()
+            {
                 match of.establish(accept) {
                     Ok(()) => event.kind = Kind::Established,
                     Err(e) => {
@@ -99,6 +115,45 @@ pub(crate) unsafe fn get_cm_event(channel: *mut rdma_event_channel) -> io::Resul
     let param = unsafe { &mut (*boxed).raw.param };
     param.conn = conn;
     Ok(boxed.cast())
+}
+
+/// The identifier of a connection that was asked for. It takes after its listener: that of a synchronous one has its own channel.
+///
+/// # Safety
+///
+/// `channel` is live; `listener` is null or live, and on it.
+unsafe fn requested(
+    channel: *mut rdma_event_channel,
+    listener: *mut rdma_cm_id,
+    child: Arc<Connection>,
+) -> io::Result<*mut rdma_cm_id> {
+    let mut raw = rdma_cm_id { channel, ps: RDMA_PS_TCP, qp_type: IBV_QPT_RC, ..rdma_cm_id::default() };
+    let mut own = Own::default();
+    if !listener.is_null() {
+        // SAFETY: live (contract above).
+        raw.context = unsafe { (*listener).context };
+        // SAFETY: as above.
+        raw.qp_type = unsafe { (*listener).qp_type };
+        // SAFETY: as above.
+        own.synchronous = unsafe { is_synchronous(listener) };
+    }
+    if own.synchronous {
+        match create_event_channel() {
+            Ok(own_channel) => {
+                raw.channel = own_channel;
+                // SAFETY: just made.
+                child.migrate(unsafe { of_channel(own_channel) });
+            }
+            Err(e) => {
+                child.destroy();
+                return Err(e);
+            }
+        }
+    }
+    let id = new_id(child, raw, own);
+    // SAFETY: just made.
+    unsafe { show_addresses(id) };
+    Ok(id)
 }
 
 fn number(kind: Kind) -> rdma_cm_event_type {

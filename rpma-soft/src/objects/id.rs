@@ -1,4 +1,6 @@
 //! Identifiers and event channels of the connection manager, as the program sees them: what librdmacm does in this process.
+//!
+//! `synchronous` has what is different for identifiers without an event channel of the program's, `id_qp` their queue pairs.
 #![expect(unsafe_code, reason = "makes, fills and frees structures of the connection manager")]
 
 use std::ffi::{c_int, c_void};
@@ -13,6 +15,7 @@ use super::address;
 use super::connection::{Connection, invalid};
 use super::device::{Device, limit};
 use super::event_channel::EventChannel;
+use super::synchronous::{acknowledge, complete};
 use crate::cm::Kind;
 use crate::driver::{Socket, is_any, source_for};
 use crate::wire::{Accept, ConnectRequest, PrivateData, Reject};
@@ -26,9 +29,21 @@ struct SoftEventChannel {
 
 /// An identifier.
 #[repr(C)]
-struct SoftId {
+pub(super) struct SoftId {
     raw: rdma_cm_id,
     shared: Arc<Connection>,
+    pub(super) own: Own,
+}
+
+/// What librdmacm keeps of an identifier beside the program's structure. Like that, it is changed by calls about the identifier only.
+#[derive(Default)]
+pub(super) struct Own {
+    /// Its event channel is its own, and calls wait there for their events.
+    pub(super) synchronous: bool,
+    /// By what the identifiers of requests get their queue pairs.
+    pub(super) qp_attr: Option<Box<ibv_qp_init_attr>>,
+    /// What goes before the program's private data in the first request.
+    pub(super) connect_data: Vec<u8>,
 }
 
 // ---- event channels ----
@@ -72,9 +87,15 @@ pub(super) unsafe fn of_id<'a>(id: *mut rdma_cm_id) -> &'a Arc<Connection> {
     unsafe { &(*id).shared }
 }
 
+/// What is ours of an identifier, for one look or change at a time.
+pub(super) fn own_of(id: *mut rdma_cm_id) -> *mut Own {
+    let id = id.cast::<SoftId>();
+    id.wrapping_byte_add(std::mem::offset_of!(SoftId, own)).cast()
+}
+
 /// Makes an identifier.
-pub(super) fn new_id(shared: Arc<Connection>, raw: rdma_cm_id) -> *mut rdma_cm_id {
-    let id = Box::into_raw(Box::new(SoftId { raw, shared }));
+pub(super) fn new_id(shared: Arc<Connection>, raw: rdma_cm_id, own: Own) -> *mut rdma_cm_id {
+    let id = Box::into_raw(Box::new(SoftId { raw, shared, own }));
     // SAFETY: just made.
     let shared = unsafe { &(*id).shared };
     shared.handle.store(id.expose_provenance(), Ordering::Release);
@@ -85,20 +106,35 @@ pub(super) fn new_id(shared: Arc<Connection>, raw: rdma_cm_id) -> *mut rdma_cm_i
 ///
 /// # Safety
 ///
-/// `channel` is live.
+/// `channel` is null or live.
 pub(crate) unsafe fn create_id(
     device: &Arc<Device>,
     channel: *mut rdma_event_channel,
     context: *mut c_void,
     ps: rdma_port_space,
 ) -> io::Result<*mut rdma_cm_id> {
-    if ps != RDMA_PS_TCP || channel.is_null() {
-        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+    match ps {
+        RDMA_PS_TCP => {}
+        RDMA_PS_UDP | RDMA_PS_IPOIB | RDMA_PS_IB => return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+        _ => return Err(invalid()),
     }
-    // SAFETY: live (contract above).
+    let synchronous = channel.is_null();
+    let channel = if synchronous { create_event_channel()? } else { channel };
+    // SAFETY: live (contract above), or just made.
     let on = unsafe { of_channel(channel) };
-    let shared = Connection::new(Arc::clone(device), on)?;
-    Ok(new_id(shared, rdma_cm_id { channel, context, ps, qp_type: IBV_QPT_RC, ..rdma_cm_id::default() }))
+    match Connection::new(Arc::clone(device), on) {
+        Ok(shared) => {
+            let raw = rdma_cm_id { channel, context, ps, qp_type: IBV_QPT_RC, ..rdma_cm_id::default() };
+            Ok(new_id(shared, raw, Own { synchronous, ..Own::default() }))
+        }
+        Err(e) => {
+            if synchronous {
+                // SAFETY: just made, and nobody else knows of it.
+                unsafe { destroy_event_channel(channel) };
+            }
+            Err(e)
+        }
+    }
 }
 
 /// `rdma_destroy_id(3)`.
@@ -108,27 +144,15 @@ pub(crate) unsafe fn create_id(
 /// `id` is live.
 pub(crate) unsafe fn destroy_id(id: *mut rdma_cm_id) {
     // SAFETY: live (contract above).
+    unsafe { acknowledge(id) };
+    // SAFETY: live (contract above).
     unsafe { of_id(id) }.destroy();
     // SAFETY: made by `new_id`, and freed once: the contract says that it is live, and no event of it is left.
-    drop(unsafe { Box::from_raw(id.cast::<SoftId>()) });
-}
-
-/// `rdma_migrate_id(3)`.
-///
-/// # Safety
-///
-/// `id` and `channel` are live.
-pub(crate) unsafe fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> io::Result<()> {
-    if channel.is_null() {
-        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+    let id = unsafe { Box::from_raw(id.cast::<SoftId>()) };
+    if id.own.synchronous {
+        // SAFETY: the identifier's own, so no other is on it.
+        unsafe { destroy_event_channel(id.raw.channel) };
     }
-    // SAFETY: live (contract above).
-    let to = unsafe { of_channel(channel) };
-    // SAFETY: live (contract above).
-    unsafe { of_id(id) }.migrate(to);
-    // SAFETY: live (contract above); its fields are changed by calls about it only.
-    unsafe { (*id).channel = channel };
-    Ok(())
 }
 
 /// Tells the program the addresses, and the device that they are on: every address of this machine is on ours.
@@ -172,7 +196,7 @@ pub(super) unsafe fn show_addresses(id: *mut rdma_cm_id) {
 /// `id` is live, and `addr` a whole address.
 pub(crate) unsafe fn bind_addr(id: *mut rdma_cm_id, addr: *const sockaddr) -> io::Result<()> {
     // SAFETY: a whole address (contract above).
-    let addr = unsafe { address::read(addr) }.ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))?;
+    let addr = unsafe { address::read(addr) }.ok_or_else(invalid)?;
     // SAFETY: live (contract above).
     unsafe { of_id(id) }.bind(addr)?;
     // SAFETY: as above.
@@ -195,27 +219,42 @@ impl Connection {
     fn resolve(&self, source: Option<SocketAddr>, to: SocketAddr) -> io::Result<()> {
         // A machine's wildcard address is the machine itself.
         let to = if is_any(&to) { loopback(to) } else { to };
-        let local = self.state().local;
-        match local {
-            None => self.bind(match source {
+        let state = self.state();
+        let local = state.local;
+        // An address to come from counts only where none is bound.
+        let other_family = local.or(source).is_some_and(|from| from.is_ipv4() != to.is_ipv4());
+        if state.peer.is_some() || state.listener.is_some() || other_family {
+            return Err(invalid());
+        }
+        drop(state);
+        if local.is_none() {
+            self.bind(match source {
                 Some(source) => source,
                 None => source_for(to)?,
-            })?,
-            // Bound to a port of every address: now one of them is chosen.
-            Some(local) if is_any(&local) => {
-                let mut chosen = source_for(to)?;
-                chosen.set_port(local.port());
-                self.state().local = Some(chosen);
-            }
-            Some(_) => {}
+            })?;
         }
         let mut state = self.state();
+        // Bound to a port of every address: now one of them is chosen.
+        if let Some(local) = state.local.filter(is_any) {
+            let mut chosen = source_for(to)?;
+            chosen.set_port(local.port());
+            state.local = Some(chosen);
+        }
         if state.peer.is_some() || state.listener.is_some() {
             return Err(invalid());
         }
         state.peer = Some(to);
+        Ok(())
+    }
+
+    fn route(&self) -> io::Result<()> {
+        let mut state = self.state();
+        if state.peer.is_none() || state.routed {
+            return Err(invalid());
+        }
+        state.routed = true;
         drop(state);
-        self.announce(Kind::AddrResolved);
+        self.announce(Kind::RouteResolved);
         Ok(())
     }
 }
@@ -261,20 +300,23 @@ pub(crate) unsafe fn listen(id: *mut rdma_cm_id, backlog: c_int) -> io::Result<(
 ///
 /// `id` is live, `source` null or a whole address, `to` a whole address.
 pub(crate) unsafe fn resolve_addr(id: *mut rdma_cm_id, source: *const sockaddr, to: *const sockaddr) -> io::Result<()> {
-    let family = || io::Error::from_raw_os_error(libc::EAFNOSUPPORT);
     let source = if source.is_null() {
         None
     } else {
         // SAFETY: a whole address (contract above).
-        Some(unsafe { address::read(source) }.ok_or_else(family)?)
+        Some(unsafe { address::read(source) }.ok_or_else(invalid)?)
     };
     // SAFETY: a whole address (contract above).
-    let to = unsafe { address::read(to) }.ok_or_else(family)?;
+    let to = unsafe { address::read(to) }.ok_or_else(invalid)?;
     // SAFETY: live (contract above).
-    unsafe { of_id(id) }.resolve(source, to)?;
+    let shared = unsafe { of_id(id) };
+    shared.resolve(source, to)?;
     // SAFETY: as above.
     unsafe { show_addresses(id) };
-    Ok(())
+    // Whoever takes the event, perhaps in another thread, finds the device and the addresses in the identifier.
+    shared.announce(Kind::AddrResolved);
+    // SAFETY: as above.
+    unsafe { complete(id) }
 }
 
 /// `rdma_resolve_route(3)`.
@@ -284,12 +326,9 @@ pub(crate) unsafe fn resolve_addr(id: *mut rdma_cm_id, source: *const sockaddr, 
 /// `id` is live.
 pub(crate) unsafe fn resolve_route(id: *mut rdma_cm_id) -> io::Result<()> {
     // SAFETY: live (contract above).
-    let shared = unsafe { of_id(id) };
-    if shared.state().peer.is_none() {
-        return Err(invalid());
-    }
-    shared.announce(Kind::RouteResolved);
-    Ok(())
+    unsafe { of_id(id) }.route()?;
+    // SAFETY: as above.
+    unsafe { complete(id) }
 }
 
 // ---- connections ----
@@ -343,21 +382,6 @@ fn resources(asked: u8, most: u8) -> io::Result<u8> {
     }
 }
 
-/// The number of the identifier's queue pair and whether it has a shared receive queue; as the program says where it makes its own.
-///
-/// # Safety
-///
-/// `qp` is null or live.
-unsafe fn number_and_srq(qp: *const ibv_qp, param: &rdma_conn_param) -> (u32, bool) {
-    if qp.is_null() {
-        return (param.qp_num, param.srq != 0);
-    }
-    // SAFETY: live (contract above); its number never changes.
-    let number = unsafe { (*qp).qp_num };
-    // SAFETY: as above.
-    (number, !unsafe { (*qp).srq }.is_null())
-}
-
 /// `rdma_connect(3)`.
 ///
 /// # Safety
@@ -369,12 +393,13 @@ pub(crate) unsafe fn connect(id: *mut rdma_cm_id, param: *const rdma_conn_param)
     // SAFETY: live (contract above).
     let shared = unsafe { of_id(id) };
     let state = shared.state();
-    let (Some(source), Some(destination)) = (state.local, state.peer) else { return Err(invalid()) };
+    let (Some(source), Some(destination), true) = (state.local, state.peer, state.routed) else { return Err(invalid()) };
     drop(state);
     // SAFETY: live (contract above).
-    let qp = unsafe { (*id).qp };
-    // SAFETY: a queue pair in an identifier is live.
-    let (qp_num, srq) = unsafe { number_and_srq(qp, &raw) };
+    let (qp_num, srq) = unsafe { number_and_srq(id, param, &raw) }?;
+    let own = own_of(id);
+    // SAFETY: live (contract above); what is ours of it is changed by calls about it only.
+    let data = [unsafe { (*own).connect_data.clone() }.as_slice(), private_data].concat();
     shared.connect(ConnectRequest {
         qp_num,
         responder_resources: resources(raw.responder_resources, limit::RD_ATOMIC)?,
@@ -386,8 +411,29 @@ pub(crate) unsafe fn connect(id: *mut rdma_cm_id, param: *const rdma_conn_param)
         srq,
         source,
         destination,
-        private_data: PrivateData::new(private_data).map_err(|_| invalid())?,
-    })
+        private_data: PrivateData::new(&data).map_err(|_| invalid())?,
+    })?;
+    // SAFETY: as above.
+    unsafe { (*own).connect_data = Vec::new() };
+    // SAFETY: live (contract above).
+    unsafe { complete(id) }
+}
+
+/// The number of the queue pair that is connected, that of the identifier or else the program's, and whether it shares its receives.
+///
+/// # Safety
+///
+/// `id` is live.
+unsafe fn number_and_srq(id: *mut rdma_cm_id, param: *const rdma_conn_param, raw: &rdma_conn_param) -> io::Result<(u32, bool)> {
+    // SAFETY: live (contract above).
+    let qp = unsafe { (*id).qp };
+    if qp.is_null() {
+        return if param.is_null() { Err(invalid()) } else { Ok((raw.qp_num, raw.srq != 0)) };
+    }
+    // SAFETY: a queue pair in an identifier is live; its number never changes.
+    let number = unsafe { (*qp).qp_num };
+    // SAFETY: as above.
+    Ok((number, !unsafe { (*qp).srq }.is_null()))
 }
 
 /// `rdma_accept(3)`. What cannot be accepted is rejected, as in the kernel.
@@ -397,19 +443,19 @@ pub(crate) unsafe fn connect(id: *mut rdma_cm_id, param: *const rdma_conn_param)
 /// `id` is live; `param` is null, or the program's, with its private data.
 pub(crate) unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) -> io::Result<()> {
     // SAFETY: the contract of this function.
-    let param = unsafe { read_param(param) };
+    let read = unsafe { read_param(param) };
     // SAFETY: live (contract above).
     let shared = unsafe { of_id(id) };
     // SAFETY: live (contract above).
-    let qp = unsafe { (*id).qp };
-    // SAFETY: a queue pair in an identifier is live.
-    let (qp_num, srq) = unsafe { number_and_srq(qp, &param.raw) };
-    let accepted = answer(shared, &param, qp_num, srq).and_then(|accept| shared.accept(accept));
+    let (qp_num, srq) = unsafe { number_and_srq(id, param, &read.raw) }?;
+    let accepted = answer(shared, &read, qp_num, srq).and_then(|accept| shared.accept(accept));
     if accepted.is_err() {
         // If there was nothing to reject, that is why it failed.
         let _ = shared.reject(PrivateData::default());
     }
-    accepted
+    accepted?;
+    // SAFETY: live (contract above).
+    unsafe { complete(id) }
 }
 
 fn answer(shared: &Connection, param: &Param<'_>, qp_num: u32, srq: bool) -> io::Result<Accept> {
@@ -448,5 +494,7 @@ pub(crate) unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8) -
 /// `id` is live.
 pub(crate) unsafe fn disconnect(id: *mut rdma_cm_id) -> io::Result<()> {
     // SAFETY: live (contract above).
-    unsafe { of_id(id) }.disconnect()
+    unsafe { of_id(id) }.disconnect()?;
+    // SAFETY: as above.
+    unsafe { complete(id) }
 }

@@ -160,7 +160,7 @@ unsafe fn create_cq(id: *mut rdma_cm_id, cqe: u32) -> io::Result<(*mut ibv_comp_
 /// # Safety
 ///
 /// `id` is live, and so are they.
-unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
+pub(crate) unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
     // SAFETY: live (contract above), and plain bytes.
     let had = unsafe { id.read() };
     // SAFETY: live (contract above); its fields are changed by calls about it only.

@@ -2,4 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod addresses;
+mod endpoints;
+mod harness;
 mod info;
+mod synchronous;
