@@ -55,7 +55,7 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls,
 ///   UNREACHABLE after [`SoftConfig::unreachable_after`]; soft-RoCE says so when the address is resolved.
 /// - Memory is not pinned, so no limit on locked memory applies, and mapped files can be registered for writing.
 /// - A queue's slot is free when the completion is polled, as on hardware; on soft-RoCE when the work is done.
-/// - Sizes are granted as asked for, not rounded up.
+/// - Sizes are granted as asked for, not rounded up; but inline data at least as long as the list of ranges would be, as there.
 /// - A completion queue that overflows tells so once (`IBV_EVENT_CQ_ERR`), and every queue pair that completes there goes to the error
 ///   state (`IBV_EVENT_QP_FATAL`); soft-RoCE tells it with each completion that is lost, and of no queue pair. A request of the peer's
 ///   that is refused and took no receive is told of (`IBV_EVENT_QP_ACCESS_ERR`, `IBV_EVENT_QP_REQ_ERR`, `IBV_EVENT_QP_FATAL`), as

@@ -107,6 +107,10 @@ pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init
     if too_large {
         return Err(invalid());
     }
+    // A slot of the queue holds the request's list of ranges, or as much data inline. Programs rely on that: `rdma_xclient` asks for
+    // nothing and sends 16 bytes.
+    let list_bytes = cap.max_send_sge * u32::try_from(size_of::<ibv_sge>()).unwrap_or(0);
+    cap.max_inline_data = cap.max_inline_data.max(list_bytes);
     // SAFETY: live (contract above).
     let pd = unsafe { of_pd(attr.pd) };
     if !Arc::ptr_eq(pd.device(), device) {

@@ -218,3 +218,17 @@ fn identifiers_of_a_device_share_a_protection_domain_until_they_are_given_anothe
     one.create_qp(&mut attributes()).unwrap();
     assert_eq!(one.fields().pd, two.fields().pd);
 }
+
+#[test]
+fn inline_data_as_long_as_the_list_of_ranges_is_granted_unasked() {
+    let provider = Soft::open();
+    let id = resolved(&provider);
+    for (asked, ranges, granted) in [(0, 1, 16), (0, 3, 48), (20, 1, 20), (0, 0, 0)] {
+        let mut attr = attributes();
+        attr.cap.max_inline_data = asked;
+        attr.cap.max_send_sge = ranges;
+        id.create_qp(&mut attr).unwrap();
+        assert_eq!(attr.cap.max_inline_data, granted);
+        id.destroy_qp();
+    }
+}
