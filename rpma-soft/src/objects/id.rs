@@ -181,7 +181,8 @@ pub(super) unsafe fn show_addresses(id: *mut rdma_cm_id) {
             unsafe { (*id).port_num = 1 };
         }
     }
-    if let Some(peer) = peer {
+    // The peer's address has the family of ours from the beginning.
+    if let Some(peer) = peer.or(local.map(unspecified)) {
         let storage = address::storage(peer);
         // SAFETY: live (contract above); its fields are changed by calls about it only.
         let addr = unsafe { &mut (*id).route.addr };
@@ -256,6 +257,13 @@ impl Connection {
         drop(state);
         self.announce(Kind::RouteResolved);
         Ok(())
+    }
+}
+
+fn unspecified(of: SocketAddr) -> SocketAddr {
+    match of {
+        SocketAddr::V4(_) => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
     }
 }
 

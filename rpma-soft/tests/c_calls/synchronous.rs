@@ -349,6 +349,7 @@ fn listener_that_was_not_bound_is_on_every_address_of_a_port_of_its_own() {
     listener.listen().unwrap();
     let local = listener.local();
     assert_eq!(local.ip().to_string(), "0.0.0.0");
+    assert_eq!(listener.peer().to_string(), "0.0.0.0:0", "of the same family");
     assert!(listener.fields().verbs.is_null(), "the wildcard address is on no device");
     let client = connecting(&provider, SocketAddr::new([127, 0, 0, 1].into(), local.port()), b"");
     let server = listener.get_request().unwrap();
