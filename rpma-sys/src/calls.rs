@@ -13,7 +13,9 @@
 //! `exported` calls are symbols of rdma-core's libraries; `inline` calls exist only as inline functions of its headers and are written
 //! out in `inline.rs`.
 
-/// Invokes `$with!` with the whole table.
+/// Invokes `$with!` with the whole table. Exported for the C door of `rpma-soft`, which exports the same functions; no interface for others.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! for_each_call {
     ($with:ident) => {
         $with! {

@@ -1,7 +1,7 @@
 //! The rdma-core provider: `libibverbs.so.1` and `librdmacm.so.1`, opened at run time.
 #![expect(unsafe_code, reason = "calls into rdma-core; the contract of each call is that of the trait, Provider")]
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io;
 use std::sync::{Arc, OnceLock};
 
@@ -31,7 +31,23 @@ pub enum LoadError {
         "{library} has no {symbol}: rdma-core is too old; version 28 or newer is needed (`dpkg -s libibverbs1` or `rpm -q libibverbs` tells which this is)"
     )]
     TooOld { library: &'static str, symbol: &'static str, source: libloading::Error },
+    /// The C door of `rpma-soft` is preloaded. The libraries of rdma-core would call each other through it, with structures of both.
+    #[error(
+        "the C door of rpma-soft (librpma_soft_preload.so) is loaded in this process and stands before rdma-core: \
+         unset LD_PRELOAD, or use the software provider itself (RPMA_PROVIDER=soft)"
+    )]
+    BehindDoor,
 }
+
+/// Whether the C door of `rpma-soft` is among the libraries that the loader asks first.
+fn is_behind_door() -> bool {
+    // SAFETY: a name that ends with 0; nothing is opened, and the address is not used.
+    let mark = unsafe { libc::dlsym(libc::RTLD_DEFAULT, DOOR_MARK.as_ptr()) };
+    !mark.is_null()
+}
+
+/// The door exports this name for us to find (`rpma-soft/preload/src/provider.rs`).
+const DOOR_MARK: &CStr = c"rpma_soft_preload";
 
 /// Opens a library for the life of the process.
 fn open(library: &'static str) -> Result<&'static Library, LoadError> {
@@ -166,15 +182,25 @@ impl RdmaCore {
     ///
     /// # Errors
     ///
-    /// [`LoadError`] if a library is missing or too old. Nothing is remembered of a failure: it can be tried again.
+    /// [`LoadError`] if a library is missing or too old, or if the C door of `rpma-soft` stands before it. Nothing is remembered of a
+    /// failure: it can be tried again.
     pub fn open() -> Result<ProviderRef, LoadError> {
         static OPENED: OnceLock<Arc<RdmaCore>> = OnceLock::new();
         if let Some(opened) = OPENED.get() {
             return Ok(Arc::clone(opened) as ProviderRef);
         }
+        if is_behind_door() {
+            return Err(LoadError::BehindDoor);
+        }
         let symbols = Symbols::open(VERBS, CM)?;
         let opened = OPENED.get_or_init(|| Arc::new(Self { name: "rdma-core", symbols }));
         Ok(Arc::clone(opened) as ProviderRef)
+    }
+
+    /// The functions of rdma-core as one other file exports them all: [`testing::exported_by`](crate::testing::exported_by).
+    #[cfg(feature = "testing")]
+    pub(crate) fn exported_by(name: &'static str, file: &'static str) -> Result<ProviderRef, LoadError> {
+        Ok(Arc::new(Self { name, symbols: Symbols::open(file, file)? }) as ProviderRef)
     }
 
     #[cfg(feature = "rdma-sys")]

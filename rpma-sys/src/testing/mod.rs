@@ -3,7 +3,9 @@
 //! - [`FailingProvider`] fails chosen calls, and runs hooks before chosen calls;
 //! - [`CountingProvider`] counts what is alive and how often each call was made.
 //!
-//! They compose in any order and are made as an `Arc`, so that a test keeps one and hands out another as a [`ProviderRef`]:
+//! Beside them, [`exported_by`] is a provider over the functions that another file exports under the names of rdma-core's.
+//!
+//! The two compose in any order and are made as an `Arc`, so that a test keeps one and hands out another as a [`ProviderRef`]:
 //!
 //! ```
 //! # fn test(inner: rpma_sys::ProviderRef) -> Result<(), Box<dyn std::error::Error>> {
@@ -40,9 +42,18 @@ use std::fmt;
 pub use counting::{CountingProvider, Counts, StillLive};
 pub use failing::{FailingProvider, Plan, Selection};
 
-#[cfg(doc)]
-use crate::ProviderRef;
 use crate::calls::for_each_call;
+use crate::{LoadError, ProviderRef, RdmaCore};
+
+/// A provider, called `name`, over the functions that the library `file` exports under the names of rdma-core's, data path included: its
+/// structures are read as rdma-core's are. The C door of `rpma-soft` is tested through it. The file stays open for ever.
+///
+/// # Errors
+///
+/// [`LoadError`] if it is not there, or lacks a function.
+pub fn exported_by(name: &'static str, file: &str) -> Result<ProviderRef, LoadError> {
+    RdmaCore::exported_by(name, String::leak(file.to_owned()))
+}
 
 /// How a call tells that it failed. The conventions of C are those of [`ret`](crate::ret).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
