@@ -431,9 +431,16 @@ fn status_text(status: ibv_wc_status) -> &'static std::ffi::CStr {
         IBV_WC_REM_OP_ERR => c"remote operation error",
         IBV_WC_RETRY_EXC_ERR => c"transport retry counter exceeded",
         IBV_WC_RNR_RETRY_EXC_ERR => c"RNR retry counter exceeded",
+        IBV_WC_LOC_RDD_VIOL_ERR => c"local RDD violation error",
+        IBV_WC_REM_INV_RD_REQ_ERR => c"remote invalid RD request",
+        IBV_WC_REM_ABORT_ERR => c"aborted error",
+        IBV_WC_INV_EECN_ERR => c"invalid EE context number",
+        IBV_WC_INV_EEC_STATE_ERR => c"invalid EE context state",
         IBV_WC_FATAL_ERR => c"fatal error",
         IBV_WC_RESP_TIMEOUT_ERR => c"response timeout error",
         IBV_WC_GENERAL_ERR => c"general error",
+        IBV_WC_TM_ERR => c"TM error",
+        IBV_WC_TM_RNDV_INCOMPLETE => c"TM software rendezvous",
         _ => c"unknown",
     }
 }

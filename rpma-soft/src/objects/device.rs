@@ -12,7 +12,7 @@ use rpma_sys::bindings::*;
 use super::async_events::AsyncEvents;
 use super::memory::Table;
 use super::mr::DefaultPd;
-use super::{cq_calls, post, srq_calls};
+use super::{cq_calls, loose_qp, post, srq_calls};
 use crate::SoftConfig;
 use crate::wire::MAX_MESSAGE_BYTES;
 
@@ -70,6 +70,7 @@ impl Device {
             sz: size_of::<verbs_context>(),
             query_port: Some(query_port),
             query_device_ex: Some(query_device_ex),
+            create_qp_ex: Some(loose_qp::create_qp_ex),
             ..verbs_context::default()
         };
         let context = &mut verbs.context;
@@ -188,7 +189,7 @@ pub(crate) fn port_attributes() -> ibv_port_attr {
         state: IBV_PORT_ACTIVE,
         max_mtu: IBV_MTU_4096,
         active_mtu: IBV_MTU_4096,
-        gid_tbl_len: 0,
+        gid_tbl_len: super::gids::table().map_or(0, |all| c_int::try_from(all.len()).unwrap_or(c_int::MAX)),
         max_msg_sz: MAX_MESSAGE_BYTES,
         pkey_tbl_len: 1,
         active_width: 1,
