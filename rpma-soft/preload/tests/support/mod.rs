@@ -1,0 +1,12 @@
+//! What the tests of the door share.
+
+use std::env;
+use std::path::PathBuf;
+
+/// The door, as cargo has built it for this test: beside it, in the same folder.
+pub(crate) fn door() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    let door = test.with_file_name("librpma_soft_preload.so");
+    assert!(door.exists(), "cargo has built no {}", door.display());
+    door
+}
