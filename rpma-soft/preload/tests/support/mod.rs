@@ -3,6 +3,9 @@
 use std::env;
 use std::path::PathBuf;
 
+#[allow(dead_code, reason = "not every test file runs programs")]
+pub(crate) mod programs;
+
 /// The door, as cargo has built it for this test: beside it, in the same folder.
 pub(crate) fn door() -> PathBuf {
     let test = env::current_exe().unwrap();
