@@ -29,6 +29,9 @@ pub(crate) fn addr() -> IpAddr {
 
 /// The provider under test.
 pub(crate) fn provider() -> ProviderRef {
+    if is_door() {
+        return door();
+    }
     if is_soft() && !soft_has_native_operations() {
         static PLAIN: OnceLock<ProviderRef> = OnceLock::new();
         let config = rpma::soft::SoftConfig::default().without_native_operations();
@@ -42,9 +45,24 @@ pub(crate) fn variable(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("{name} is not set: this suite needs a device; see CONTRIBUTING.md"))
 }
 
-/// Whether the software provider is under test.
+/// The C functions that the door of the software provider exports, in the file `RPMA_TEST_DOOR`, under test as rdma-core's are.
+fn door() -> ProviderRef {
+    static DOOR: OnceLock<ProviderRef> = OnceLock::new();
+    // The door has ears for its own variable only.
+    let plain = env::var_os("RPMA_SOFT_NATIVE").is_some_and(|native| native == "off");
+    assert_eq!(plain, !soft_has_native_operations(), "RPMA_SOFT_NATIVE says another thing than RPMA_TEST_NATIVE");
+    let open = || rpma::sys::testing::exported_by("door", &variable("RPMA_TEST_DOOR")).expect("RPMA_TEST_DOOR is the door");
+    DOOR.get_or_init(open).clone()
+}
+
+/// Whether that is what `RPMA_TEST_PROVIDER` says.
+fn is_door() -> bool {
+    variable("RPMA_TEST_PROVIDER") == "door"
+}
+
+/// Whether the software provider is under test, through its door or not.
 fn is_soft() -> bool {
-    variable("RPMA_TEST_PROVIDER") == "soft"
+    variable("RPMA_TEST_PROVIDER") == "soft" || is_door()
 }
 
 /// `RPMA_TEST_NATIVE=off` tests the emulations on the software provider.
