@@ -389,15 +389,8 @@ unsafe impl Provider for Soft {
         sg_list: *mut ibv_sge,
         num_sge: u32,
     ) -> c_int {
-        // SAFETY: live (contract of the trait).
-        let pd = unsafe { mr::of_pd(pd) };
-        let ranges = if num_sge == 0 {
-            &[]
-        } else {
-            // SAFETY: a list of so many (contract of the trait).
-            unsafe { std::slice::from_raw_parts(sg_list, num_sge as usize) }
-        };
-        mr::advise_mr(&self.device, pd, advice, flags, ranges)
+        // SAFETY: the contract of the trait.
+        unsafe { mr::advise_mr(pd, advice, flags, sg_list, num_sge) }
     }
 
     unsafe fn qp_ops(&self, qp: *mut ibv_qp, send_ops_flags: u64) -> io::Result<QpOps> {

@@ -11,7 +11,7 @@ use rpma_sys::bindings::*;
 
 use super::async_events::AsyncEvents;
 use super::memory::Table;
-use super::mr::DefaultPd;
+use super::mr::{self, DefaultPd};
 use super::{cq_calls, loose_qp, post, srq_calls};
 use crate::SoftConfig;
 use crate::wire::MAX_MESSAGE_BYTES;
@@ -70,6 +70,7 @@ impl Device {
             sz: size_of::<verbs_context>(),
             query_port: Some(query_port),
             query_device_ex: Some(query_device_ex),
+            advise_mr: Some(advise_mr),
             create_qp_ex: Some(loose_qp::create_qp_ex),
             ..verbs_context::default()
         };
@@ -235,6 +236,11 @@ unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut ibv_po
     // SAFETY: `attr` leads to `size` bytes (contract of the call).
     unsafe { copy_front(&port_attributes(), attr, size) };
     0
+}
+
+unsafe extern "C" fn advise_mr(pd: *mut ibv_pd, advice: u32, flags: u32, sg_list: *mut ibv_sge, num_sge: u32) -> c_int {
+    // SAFETY: live, with so many ranges (contract of the call).
+    unsafe { mr::advise_mr(pd, advice, flags, sg_list, num_sge) }
 }
 
 #[cfg(test)]

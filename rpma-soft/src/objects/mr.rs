@@ -201,21 +201,29 @@ pub(crate) unsafe fn dereg_mr(device: &Device, mr: *mut ibv_mr) -> c_int {
 }
 
 /// `ibv_advise_mr(3)`: everything is always there, so advice is checked and not needed.
-pub(crate) fn advise_mr(device: &Device, pd: &SoftPd, advice: u32, flags: u32, ranges: &[ibv_sge]) -> c_int {
+///
+/// # Safety
+///
+/// `pd` is live, and `list` holds `count` ranges.
+pub(crate) unsafe fn advise_mr(pd: *mut ibv_pd, advice: u32, flags: u32, list: *const ibv_sge, count: u32) -> c_int {
     use crate::rc::{Claim, Extent, Key};
     const LAST_ADVICE: u32 = 2;
     const FLUSH: u32 = 1;
-    if !device.config.on_demand_paging {
+    // SAFETY: live (contract above).
+    let pd = unsafe { of_pd(pd) };
+    if !pd.device.config.on_demand_paging {
         return libc::EOPNOTSUPP;
     }
-    if ranges.is_empty() || advice > LAST_ADVICE || flags & !FLUSH != 0 {
+    if count == 0 || advice > LAST_ADVICE || flags & !FLUSH != 0 {
         return libc::EINVAL;
     }
+    // SAFETY: a list of so many (contract above), which is not empty.
+    let ranges = unsafe { std::slice::from_raw_parts(list, count as usize) };
     for range in ranges {
         let extent = Extent::Range { addr: range.addr, len_bytes: range.length.into() };
         // `IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE` is 1.
         let access = if advice == 1 { Access::LOCAL_WRITE } else { Access::empty() };
-        if device.table.lease(&Claim { pd: pd.number, key: Key::Local(range.lkey), extent, access }).is_err() {
+        if pd.device.table.lease(&Claim { pd: pd.number, key: Key::Local(range.lkey), extent, access }).is_err() {
             return libc::EFAULT;
         }
     }
