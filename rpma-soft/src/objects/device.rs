@@ -33,6 +33,9 @@ pub(crate) mod limit {
 /// Not a number of any vendor that the IEEE knows: locally administered, "soft" without its vowel.
 const VENDOR_ID: u32 = 0x02_5F_74;
 
+/// An EUI-64 of that vendor: programs take 0 for a device that is not there.
+const GUID: u64 = (VENDOR_ID as u64) << 40 | 0xFF_FE00_0001;
+
 /// A device, and all that is made with it.
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -142,6 +145,8 @@ pub(crate) fn attributes(config: &SoftConfig) -> ibv_device_attr_ex {
     let int = |number: u32| c_int::try_from(number).unwrap_or(c_int::MAX);
     let rd_atomic = c_int::from(limit::RD_ATOMIC);
     let orig_attr = ibv_device_attr {
+        node_guid: GUID.to_be(),
+        sys_image_guid: GUID.to_be(),
         max_mr_size: u64::MAX,
         page_size_cap: 4096,
         vendor_id: VENDOR_ID,
