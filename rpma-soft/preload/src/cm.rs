@@ -1,43 +1,51 @@
 //! Calls of the connection manager that only C programs make.
 #![expect(unsafe_code, reason = "exports C functions, which read and fill structures of the connection manager")]
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 
+use rpma_soft::door::cm;
 use rpma_sys::bindings::*;
 
 use crate::answer::{self, guarded};
-use crate::{provider, verbs};
+use crate::provider;
 
-/// `rdma_create_qp(3)`: the extended call, with the protection domain among the attributes.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> c_int {
-    if id.is_null() || attr.is_null() {
-        return answer::minus1(libc::EINVAL);
-    }
-    guarded(answer::minus1, || {
-        let opened = match provider::get() {
-            Ok(opened) => opened,
-            Err(errno) => return answer::minus1(errno),
-        };
-        // SAFETY: the program's attributes (contract of the call).
-        let asked = unsafe { attr.read() };
-        let pd = if pd.is_null() {
-            // SAFETY: a live identifier (contract of the call).
-            unsafe { (*id).pd }
-        } else {
-            pd
-        };
-        let mut extended = verbs::extended(&asked, pd);
-        // SAFETY: the contract of this call is that of the extended one, and the attributes are ours.
-        let rc = unsafe { opened.provider.rdma_create_qp_ex(id, &raw mut extended) };
-        if rc == 0 {
-            // What was granted, and the completion queues that were made.
-            let granted = ibv_qp_init_attr { send_cq: extended.send_cq, recv_cq: extended.recv_cq, cap: extended.cap, ..asked };
-            // SAFETY: the program's attributes, which the man page says are written.
-            unsafe { attr.write(granted) };
-        }
-        rc
-    })
+/// Exports calls of [`rpma_soft::door::cm`], which have the conventions of C. `provider` stands for the argument that C does not have. What
+/// a call needs is not null, or EINVAL.
+macro_rules! exports {
+    ($($convention:ident fn $name:ident[$($provider:ident)?]($($arg:ident: $ty:ty),*) -> $ret:ty, needs [$($needed:ident),*];)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name($($arg: $ty),*) -> $ret {
+                let missing: &[bool] = &[$($needed.is_null()),*];
+                if missing.contains(&true) {
+                    return answer::$convention(libc::EINVAL);
+                }
+                guarded(answer::$convention, || {
+                    $(let $provider = match provider::get() {
+                        Ok(opened) => &*opened.provider,
+                        Err(errno) => return answer::$convention(errno),
+                    };)?
+                    // SAFETY: the caller owes what the man page of this function asks for, and that is the contract of the other.
+                    unsafe { cm::$name($($provider,)? $($arg),*) }
+                })
+            }
+        )*
+    };
+}
+
+exports! {
+    minus1 fn rdma_create_ep[provider](id: *mut *mut rdma_cm_id, res: *mut rdma_addrinfo, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> c_int,
+        needs [id, res];
+    infallible fn rdma_destroy_ep[provider](id: *mut rdma_cm_id) -> (), needs [id];
+    minus1 fn rdma_get_request[](listen: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int, needs [listen, id];
+    minus1 fn rdma_create_qp[](id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> c_int, needs [id, attr];
+    minus1 fn rdma_create_srq[provider](id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> c_int, needs [id, attr];
+    infallible fn rdma_destroy_srq[provider](id: *mut rdma_cm_id) -> (), needs [id];
+    minus1 fn rdma_establish[](id: *mut rdma_cm_id) -> c_int, needs [id];
+    minus1 fn rdma_notify[](id: *mut rdma_cm_id, event: ibv_event_type) -> c_int, needs [id];
+    minus1 fn rdma_getaddrinfo[](node: *const c_char, service: *const c_char, hints: *const rdma_addrinfo, res: *mut *mut rdma_addrinfo) -> c_int,
+        needs [res];
+    infallible fn rdma_freeaddrinfo[](res: *mut rdma_addrinfo) -> (), needs [];
 }
 
 /// The port of a socket address, in network order; 0 for other families.

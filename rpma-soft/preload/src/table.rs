@@ -34,8 +34,8 @@ rpma_sys::for_each_call!(exports);
 
 /// Whether null has a meaning as the first argument of a call. Elsewhere it is the caller's mistake, and EINVAL.
 fn first_may_be_null(call: &str) -> bool {
-    // No event channel: the identifier is synchronous. No place for the number of devices. No host: the machine itself.
-    matches!(call, "rdma_create_id" | "rdma_get_devices" | "rdma_getaddrinfo")
+    // No event channel: the identifier is synchronous. No place for the number of devices.
+    matches!(call, "rdma_create_id" | "rdma_get_devices")
 }
 
 #[cfg(test)]

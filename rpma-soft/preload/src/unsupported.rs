@@ -127,26 +127,13 @@ unsupported! {
 
     // Changing a completion queue's size.
     errno fn ibv_resize_cq(cq: Ptr, cqe: c_int) -> c_int;
-    // TODO
-    errno fn ibv_query_srq(srq: Ptr, attr: Ptr) -> c_int;
-    errno fn ibv_modify_srq(srq: Ptr, attr: Ptr, mask: c_int) -> c_int;
 
     // ---- the connection manager ----
 
-    // TODO
-    minus1 fn rdma_create_ep(id: Ptr, info: Ptr, pd: Ptr, attr: Ptr) -> c_int;
-    infallible fn rdma_destroy_ep(id: Ptr) -> ();
-    minus1 fn rdma_get_request(listen: Ptr, id: Ptr) -> c_int;
-    minus1 fn rdma_getaddrinfo(node: Ptr, service: Ptr, hints: Ptr, result: Ptr) -> c_int;
-    infallible fn rdma_freeaddrinfo(info: Ptr) -> ();
-    minus1 fn rdma_create_srq(id: Ptr, pd: Ptr, attr: Ptr) -> c_int;
+    // Shared receive queues of the extended form: those of XRC.
     minus1 fn rdma_create_srq_ex(id: Ptr, attr: Ptr) -> c_int;
-    infallible fn rdma_destroy_srq(id: Ptr) -> ();
     // Connecting a queue pair that the program moves through its states itself.
-    minus1 fn rdma_establish(id: Ptr) -> c_int;
     minus1 fn rdma_init_qp_attr(id: Ptr, attr: Ptr, mask: Ptr) -> c_int;
-    minus1 fn rdma_notify(id: Ptr, event: c_int) -> c_int;
-
     minus1 fn rdma_set_local_ece(id: Ptr, ece: Ptr) -> c_int;
     minus1 fn rdma_get_remote_ece(id: Ptr, ece: Ptr) -> c_int;
     minus1 fn rdma_reject_ece(id: Ptr, private_data: Ptr, len: u8) -> c_int;

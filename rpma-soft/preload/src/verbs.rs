@@ -325,6 +325,37 @@ extern "C" fn ibv_rereg_mr(_: *mut ibv_mr, _: c_int, _: *mut ibv_pd, _: *mut c_v
     answer::minus1(libc::EOPNOTSUPP)
 }
 
+// ---- shared receive queues ----
+
+/// `ibv_modify_srq(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    if srq.is_null() || attr.is_null() {
+        return libc::EINVAL;
+    }
+    guarded(answer::errno, || {
+        // SAFETY: the program's attributes (contract of the call).
+        let attr = unsafe { attr.read() };
+        // SAFETY: live (contract of the call).
+        unsafe { door::modify_srq(srq, &attr, mask) }
+    })
+}
+
+/// `ibv_query_srq(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    if srq.is_null() || attr.is_null() {
+        return libc::EINVAL;
+    }
+    guarded(answer::errno, || {
+        // SAFETY: live (contract of the call).
+        let answer = unsafe { door::query_srq(srq) };
+        // SAFETY: a place for the answer (contract of the call).
+        unsafe { attr.write(answer) };
+        0
+    })
+}
+
 // ---- queue pairs ----
 
 /// `ibv_create_qp(3)`: a queue pair without an identifier.
@@ -350,7 +381,7 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr)
 }
 
 /// The same attributes in the form of `ibv_create_qp_ex(3)`.
-pub(crate) fn extended(asked: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_attr_ex {
+fn extended(asked: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_attr_ex {
     ibv_qp_init_attr_ex {
         qp_context: asked.qp_context,
         send_cq: asked.send_cq,
