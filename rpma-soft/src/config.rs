@@ -14,6 +14,8 @@ pub struct SoftConfig {
     pub on_demand_paging: bool,
     /// How long a host may show no sign of life when it is connected to. The kernel's connection manager takes about a minute.
     pub unreachable_after: Duration,
+    /// How long a port on which nobody listens is tried again before the request counts as rejected. None: it is tried once.
+    pub refused_after: Duration,
     /// How long the other end's program may take to answer a request, an accept or a disconnect.
     pub answer_after: Duration,
     /// How long a peer may make no progress at all, per retry of the connection's retry count and one more: the acknowledge time-out.
@@ -27,15 +29,16 @@ pub struct SoftConfig {
 }
 
 impl Default for SoftConfig {
-    /// Everything that the device can do. Times: 5 s until a host counts as unreachable, 2 minutes for answers (the kernel's accepting
-    /// side asks for 68 s), 2.1 s acknowledge time-out (code 19 of InfiniBand's), 20 s until a peer counts as vanished (the 8 acknowledge
-    /// time-outs of a connection with 7 retries are 17 s), 100 ms time-wait.
+    /// Everything that the device can do. Times: 5 s until a host counts as unreachable, none until a port without a listener counts as
+    /// refused, 2 minutes for answers (the kernel's accepting side asks for 68 s), 2.1 s acknowledge time-out (code 19 of InfiniBand's),
+    /// 20 s until a peer counts as vanished (the 8 acknowledge time-outs of a connection with 7 retries are 17 s), 100 ms time-wait.
     fn default() -> Self {
         Self {
             native_flush: true,
             native_atomic_write: true,
             on_demand_paging: true,
             unreachable_after: Duration::from_secs(5),
+            refused_after: Duration::ZERO,
             answer_after: Duration::from_secs(120),
             ack_timeout: Duration::from_millis(2_147),
             vanished_after: Duration::from_secs(20),
@@ -52,6 +55,7 @@ impl SoftConfig {
     pub(crate) fn within_what_clocks_reach(self) -> Self {
         Self {
             unreachable_after: self.unreachable_after.min(LONGEST),
+            refused_after: self.refused_after.min(LONGEST),
             answer_after: self.answer_after.min(LONGEST),
             ack_timeout: self.ack_timeout.min(LONGEST),
             vanished_after: self.vanished_after.min(LONGEST),

@@ -53,6 +53,8 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls,
 ///
 /// - Addresses and routes resolve at once from this machine's own tables. A host that is not there turns up at `rdma_connect(3)`, as
 ///   UNREACHABLE after [`SoftConfig::unreachable_after`]; soft-RoCE says so when the address is resolved.
+/// - Resolving takes no time, so the two ends of a program that begin together miss each other more often: see
+///   [`SoftConfig::refused_after`].
 /// - Memory is not pinned, so no limit on locked memory applies, and mapped files can be registered for writing.
 /// - A queue's slot is free when the completion is polled, as on hardware; on soft-RoCE when the work is done.
 /// - Sizes are granted as asked for, not rounded up; but inline data at least as long as the list of ranges would be, as there.

@@ -66,6 +66,37 @@ fn nobody_listening_is_told_as_a_refusal_for_the_wrong_service() {
 }
 
 #[test]
+fn client_that_may_wait_for_a_listener_is_rejected_when_none_has_come() {
+    let mut config = SoftConfig::default();
+    config.refused_after = Duration::from_millis(200);
+    let provider = Soft::with_config(config).unwrap();
+    let free = TcpListener::bind(SocketAddr::from(LOCAL)).unwrap().local_addr().unwrap();
+    let before = Instant::now();
+    let (channel, _id) = asking(&provider, free);
+    let told = event(&channel);
+    assert_eq!((told.kind, told.status), (CmEventKind::Rejected, 8));
+    assert!(before.elapsed() >= Duration::from_millis(190), "{:?}", before.elapsed());
+}
+
+#[test]
+fn client_that_may_wait_for_a_listener_reaches_one_that_comes_later() {
+    let mut config = SoftConfig::default();
+    config.refused_after = LIMIT;
+    let provider = Soft::with_config(config).unwrap();
+    // Bound, so that nobody else gets the port, and nobody listens: a first try is refused.
+    let channel = EventChannel::create(&provider).unwrap();
+    let id = CmId::create(&channel).unwrap();
+    id.bind(LOCAL.into()).unwrap();
+    let (client_channel, client) = asking(&provider, id.local_addr().unwrap());
+    assert!(client_channel.get_event().unwrap().is_none(), "a refusal would be told already");
+    id.listen(0).unwrap();
+    let told = event(&channel);
+    assert_eq!((told.kind, &told.private_data[..5]), (CmEventKind::ConnectRequest, &b"hello"[..]));
+    // One that gives up while it waits tells nobody.
+    drop(client);
+}
+
+#[test]
 fn host_that_takes_the_connection_and_says_nothing_is_unreachable_after_the_limit() {
     let provider = quick();
     let silent = TcpListener::bind(SocketAddr::from(LOCAL)).unwrap();

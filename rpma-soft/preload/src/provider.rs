@@ -6,6 +6,7 @@ use std::ffi::{c_char, c_int};
 use std::io;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use rpma_soft::{Soft, SoftConfig};
 use rpma_sys::ProviderRef;
@@ -51,7 +52,12 @@ fn open() -> io::Result<Opened> {
     Ok(Opened { provider, context })
 }
 
+/// How long the door waits for a listener. C programs start their ends together (perftest does within one run, and crashes if it is
+/// rejected), and the kernel's way of resolving addresses gives the other end time that ours does not.
+const REFUSED_AFTER: Duration = Duration::from_secs(1);
+
 fn config(plain: bool) -> SoftConfig {
-    let config = SoftConfig::default();
+    let mut config = SoftConfig::default();
+    config.refused_after = REFUSED_AFTER;
     if plain { config.without_native_operations() } else { config }
 }

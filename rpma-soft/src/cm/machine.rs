@@ -103,6 +103,11 @@ impl Machine {
         self.state == State::Idle
     }
 
+    /// Whether this end has asked for a connection, and waits for the answer.
+    pub(crate) fn is_asking(&self) -> bool {
+        matches!(self.state, State::Asked { .. })
+    }
+
     /// Whether the other end has accepted, and our program has not gone on yet.
     pub(crate) fn is_answered(&self) -> bool {
         self.state == State::Answered

@@ -13,6 +13,7 @@ use super::async_events::Subject;
 use super::cq::{Cq, Entry};
 use super::device::Device;
 use super::event_channel::{EventChannel, Waiting};
+use super::knock::Knocking;
 use super::listener::Listener;
 use super::memory::DeviceMemory;
 use super::mr::DefaultPd;
@@ -55,6 +56,7 @@ pub(crate) struct State {
     /// A queue pair that is of no use any more, by a bug of ours: kept until the program destroys it.
     pub(super) broken: Option<QpSlot>,
     pub(super) bound: Option<Socket>,
+    pub(super) knocking: Option<Knocking>,
     pub(super) listener: Option<Listener>,
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
@@ -145,6 +147,7 @@ impl Connection {
                     qp: None,
                     broken: None,
                     bound: None,
+                    knocking: None,
                     listener: None,
                     local: addrs.map(|(local, _)| unmapped(local)),
                     peer: addrs.map(|(_, peer)| unmapped(peer)),
@@ -254,21 +257,10 @@ impl Connection {
         }
         state.retry = request.retry_count;
         // TCP could connect a socket to itself.
-        let connecting = if request.source == request.destination {
-            Err(io::ErrorKind::ConnectionRefused.into())
+        if request.source == request.destination {
+            state.cm.stream_ended(now, StreamEnd::Refused);
         } else {
-            self.driver.watch(&socket, self.token).and_then(|()| socket.connect(request.destination))
-        };
-        match connecting {
-            Ok(()) => {
-                state.stream = Some(Stream::connecting(socket));
-                Self::look_for_life(&mut state, self.device.config.vanished_after);
-            }
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => state.cm.stream_ended(now, StreamEnd::Refused),
-            Err(e) => {
-                log::info!("{} cannot be reached: {e}", request.destination);
-                state.cm.stream_ended(now, StreamEnd::Unreachable);
-            }
+            self.knock(&mut state, socket, request, now);
         }
         self.run(&mut state);
         Ok(())
@@ -377,7 +369,7 @@ impl Connection {
     }
 
     /// Ends the connection when its peer's machine shows no sign of life for `limit`.
-    fn look_for_life(state: &mut State, limit: Duration) {
+    pub(super) fn look_for_life(state: &mut State, limit: Duration) {
         let Some(stream) = &state.stream else { return };
         // TCP asks once a second at most.
         let limit = limit.max(Duration::from_secs(2));
@@ -398,6 +390,7 @@ impl Connection {
             self.run(&mut state);
             let (stream, listener) = (state.stream.take(), state.listener.take());
             state.bound = None;
+            state.knocking = None;
             drop(state);
             if let Some(stream) = stream {
                 stream.close();

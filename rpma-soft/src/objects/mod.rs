@@ -21,6 +21,7 @@ pub(crate) mod event_channel;
 pub(crate) mod gids;
 pub(crate) mod id;
 pub(crate) mod id_qp;
+mod knock;
 mod listener;
 pub(crate) mod loose_qp;
 mod maps;

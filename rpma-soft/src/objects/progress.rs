@@ -9,6 +9,7 @@ use rpma_sys::bindings::IBV_EVENT_QP_FATAL;
 use super::async_events::number;
 use super::connection::{Connection, State};
 use super::cq::Entry;
+use super::knock::knocked_in_vain;
 use super::memory::Lease;
 use crate::cm::{Output, StreamEnd};
 use crate::driver::{Moved, Source, caught, persist};
@@ -80,7 +81,11 @@ impl Connection {
     /// The stream is over: drops it, and tells the connection manager.
     pub(super) fn end_stream(&self, state: &mut State, end: StreamEnd) {
         state.stream = None;
-        state.cm.stream_ended(Instant::now(), end);
+        let now = Instant::now();
+        match end {
+            StreamEnd::Refused => knocked_in_vain(state, now),
+            _ => state.cm.stream_ended(now, end),
+        }
     }
 
     /// Hands out what came out of the queue pair and the connection manager. Returns whether there is something to send.
@@ -178,7 +183,8 @@ impl Connection {
     pub(super) fn remind(&self, state: &mut State) {
         let qp = state.qp.as_ref().and_then(|qp| qp.core.next_timeout());
         let look_at = state.look_at.filter(|_| state.stream.is_some());
-        let Some(next) = [qp, state.cm.deadline(), state.cut_at, look_at].into_iter().flatten().min() else { return };
+        let knocking = state.knocking.and_then(|knocking| knocking.again);
+        let Some(next) = [qp, state.cm.deadline(), state.cut_at, look_at, knocking].into_iter().flatten().min() else { return };
         // An earlier reminder comes, finds nothing due, and asks again: most deadlines only ever move back.
         if state.reminded.is_none_or(|reminded| next < reminded) {
             state.reminded = Some(next);
@@ -204,6 +210,7 @@ impl Source for Connection {
         }
         self.guarded(&mut state, |state| {
             self.look(state, now);
+            self.knock_again(state, now);
             // What is here already is no silence.
             self.rounds(state);
             state.cm.handle_timeout(now);
