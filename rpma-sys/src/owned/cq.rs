@@ -1,33 +1,25 @@
-//! The completion queue, with a completion channel of its own.
+//! The completion queue, on a completion channel of its own or on one that it shares.
 #![expect(unsafe_code, reason = "calls verbs")]
 
 use std::ffi::{CStr, c_int};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use super::fd::{readable_while, set_nonblocking};
-use super::{Context, check, leaked};
+use super::{CompChannel, Context, check, leaked};
 use crate::bindings::*;
 use crate::fork::ProcessMark;
 use crate::provider::CqOps;
-use crate::ret::{errno_ret, minus1_ret, neg_errno_ret, null_ret};
-
-/// How many events are taken before they are acknowledged in one call: the call takes the queue's lock, and users of verbs have found
-/// one call per event to be the main bottleneck.
-const ACK_BATCH: u32 = 64;
+use crate::ret::{errno_ret, neg_errno_ret, null_ret};
 
 /// A completion queue: `ibv_create_cq(3)`. The descriptor of its channel is non-blocking.
 #[derive(Debug)]
 pub struct Cq {
     raw: NonNull<ibv_cq>,
     ops: CqOps,
-    /// Events taken and not yet acknowledged. Events are taken under this lock, so that none is taken and not counted:
-    /// `ibv_destroy_cq` would wait for it for ever.
-    unacked: Mutex<u32>,
-    channel: ManuallyDrop<CompChannel>,
+    channel: ManuallyDrop<Arc<CompChannel>>,
     mark: ProcessMark,
 }
 
@@ -43,29 +35,34 @@ impl Cq {
     ///
     /// As `ibv_create_comp_channel(3)` and `ibv_create_cq(3)`: EINVAL if the device has no queues of that size.
     pub fn create(context: &Arc<Context>, cqe: c_int, comp_vector: c_int) -> io::Result<Arc<Self>> {
-        context.check()?;
-        let channel = CompChannel::create(context)?;
-        let provider = context.provider();
+        Self::create_on(&CompChannel::create(context)?, cqe, comp_vector)
+    }
+
+    /// Creates a queue for at least `cqe` completions on a channel that other queues may be on too.
+    ///
+    /// # Errors
+    ///
+    /// As `ibv_create_cq(3)`.
+    pub fn create_on(channel: &Arc<CompChannel>, cqe: c_int, comp_vector: c_int) -> io::Result<Arc<Self>> {
+        channel.check()?;
+        let (context, provider) = (channel.context(), channel.provider());
         // SAFETY: context and channel are live, and we keep nothing in the user context.
-        let create =
-            || unsafe { provider.ibv_create_cq(context.raw().as_ptr(), cqe, null_mut(), channel.raw.as_ptr(), comp_vector) };
+        let create = || unsafe { provider.ibv_create_cq(context.raw().as_ptr(), cqe, null_mut(), channel.as_ptr(), comp_vector) };
         let raw = null_ret(create)?;
         // SAFETY: the queue is live.
         let ops = unsafe { provider.cq_ops(raw.as_ptr()) };
         match ops {
-            Ok(ops) => Ok(Arc::new(Self {
-                raw,
-                ops,
-                unacked: Mutex::new(0),
-                channel: ManuallyDrop::new(channel),
-                mark: ProcessMark::current(),
-            })),
+            Ok(ops) => {
+                channel.add(raw);
+                let channel = ManuallyDrop::new(Arc::clone(channel));
+                Ok(Arc::new(Self { raw, ops, channel, mark: ProcessMark::current() }))
+            }
             Err(e) => {
                 // SAFETY: live, and used by nobody yet.
                 let rc = unsafe { provider.ibv_destroy_cq(raw.as_ptr()) };
                 if let Err(e) = errno_ret(rc) {
                     leaked("a completion queue", &e);
-                    std::mem::forget(channel);
+                    std::mem::forget(Arc::clone(channel));
                 }
                 Err(e)
             }
@@ -104,41 +101,16 @@ impl Cq {
         errno_ret(unsafe { (self.ops.req_notify_cq)(self.raw.as_ptr(), 0) })
     }
 
-    /// Takes all events that are there and says how many. They are acknowledged in batches.
+    /// Takes all events that are there and says how many were this queue's. They are acknowledged in batches.
+    ///
+    /// On a channel that it shares, those of the other queues are taken too, and told to whoever asks those.
     ///
     /// # Errors
     ///
     /// As `ibv_get_cq_event(3)`.
     pub fn take_events(&self) -> io::Result<u32> {
         check(self.mark)?;
-        let mut unacked = self.unacked.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut taken = 0;
-        loop {
-            let (mut cq, mut context) = (null_mut(), null_mut());
-            // SAFETY: the channel is live, both are valid places for the result.
-            let rc =
-                unsafe { self.channel.provider().ibv_get_cq_event(self.channel.raw.as_ptr(), &raw mut cq, &raw mut context) };
-            match minus1_ret(rc) {
-                Ok(()) => {
-                    taken += 1;
-                    *unacked += 1;
-                    if *unacked >= ACK_BATCH {
-                        self.ack(*unacked);
-                        *unacked = 0;
-                    }
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(taken),
-                // What was taken must be told, or nobody arms the queue again; the error comes with the next call.
-                Err(_) if taken > 0 => return Ok(taken),
-                Err(e) => return Err(e),
-            }
-        }
-    }
-
-    fn ack(&self, events: u32) {
-        // SAFETY: the queue is live, and exactly so many of its events were taken and not acknowledged.
-        unsafe { self.channel.provider().ibv_ack_cq_events(self.raw.as_ptr(), events) };
+        self.channel.take_events(self.raw)
     }
 
     /// How many completions it has room for: what was asked for, or more.
@@ -160,10 +132,16 @@ impl Cq {
         unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("unknown")
     }
 
+    /// Its channel.
+    #[must_use]
+    pub fn channel(&self) -> &Arc<CompChannel> {
+        &self.channel
+    }
+
     /// Its device.
     #[must_use]
     pub fn context(&self) -> &Arc<Context> {
-        &self.channel.context
+        self.channel.context()
     }
 
     pub(super) fn check(&self) -> io::Result<()> {
@@ -186,13 +164,8 @@ impl Drop for Cq {
         if !self.mark.is_current() {
             return;
         }
-        let unacked = std::mem::take(self.unacked.get_mut().unwrap_or_else(PoisonError::into_inner));
-        if unacked > 0 {
-            self.ack(unacked);
-        }
-        // SAFETY: live, every event is acknowledged, and every queue pair on it held an `Arc` of it and is gone.
-        let rc = unsafe { self.channel.provider().ibv_destroy_cq(self.raw.as_ptr()) };
-        match errno_ret(rc) {
+        // SAFETY: added to its channel when it was made, and every queue pair on it held an `Arc` of it and is gone.
+        match unsafe { self.channel.destroy(self.raw) } {
             // SAFETY: not used again; the field is dropped here only.
             Ok(()) => unsafe { ManuallyDrop::drop(&mut self.channel) },
             Err(e) => leaked("a completion queue", &e),
@@ -206,70 +179,5 @@ impl ibv_wc {
     pub fn imm(&self) -> u32 {
         // SAFETY: both members of the union are the same four plain bytes.
         u32::from_be(unsafe { self.__bindgen_anon_1.imm_data })
-    }
-}
-
-/// A completion channel: `ibv_create_comp_channel(3)`.
-#[derive(Debug)]
-struct CompChannel {
-    raw: NonNull<ibv_comp_channel>,
-    /// What is lent in place of the channel's own descriptor.
-    readable: OwnedFd,
-    context: ManuallyDrop<Arc<Context>>,
-    mark: ProcessMark,
-}
-
-impl CompChannel {
-    fn create(context: &Arc<Context>) -> io::Result<Self> {
-        // SAFETY: the context is live.
-        let raw = null_ret(|| unsafe { context.provider().ibv_create_comp_channel(context.raw().as_ptr()) })?;
-        match Self::prepare(raw) {
-            Ok(readable) => {
-                Ok(Self { raw, readable, context: ManuallyDrop::new(Arc::clone(context)), mark: ProcessMark::current() })
-            }
-            Err(e) => {
-                // SAFETY: live, and used by nobody yet.
-                let rc = unsafe { context.provider().ibv_destroy_comp_channel(raw.as_ptr()) };
-                if let Err(e) = errno_ret(rc) {
-                    leaked("a completion channel", &e);
-                    std::mem::forget(Arc::clone(context));
-                }
-                Err(e)
-            }
-        }
-    }
-
-    fn prepare(raw: NonNull<ibv_comp_channel>) -> io::Result<OwnedFd> {
-        // SAFETY: the channel is live, and its `fd` never changes.
-        let fd = unsafe { (*raw.as_ptr()).fd };
-        // SAFETY: the descriptor is open for as long as the channel is.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        set_nonblocking(fd)?;
-        readable_while(fd)
-    }
-
-    fn provider(&self) -> &crate::ProviderRef {
-        self.context.provider()
-    }
-}
-
-impl AsFd for CompChannel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.readable.as_fd()
-    }
-}
-
-impl Drop for CompChannel {
-    fn drop(&mut self) {
-        if !self.mark.is_current() {
-            return;
-        }
-        // SAFETY: live, and its queue is destroyed.
-        let rc = unsafe { self.provider().ibv_destroy_comp_channel(self.raw.as_ptr()) };
-        match errno_ret(rc) {
-            // SAFETY: not used again; the field is dropped here only.
-            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.context) },
-            Err(e) => leaked("a completion channel", &e),
-        }
     }
 }

@@ -12,6 +12,7 @@
 mod address;
 mod async_event;
 mod channel;
+mod comp_channel;
 mod context;
 mod cq;
 mod fd;
@@ -26,6 +27,7 @@ use std::io;
 pub use address::lacks_scope;
 pub use async_event::{AsyncElement, AsyncEvent, AsyncEvents};
 pub use channel::{CmEvent, CmEventKind, EventChannel};
+pub use comp_channel::CompChannel;
 pub use context::Context;
 pub use cq::Cq;
 pub use id::{CmId, ConnParam, IdOption};

@@ -527,7 +527,7 @@ mod tests {
         let fake = Fake::new();
         let failing = FailingProvider::new(fake.clone());
         let fake_in = Arc::clone(&fake);
-        failing.set_hook(Call::req_notify_cq, move |_| fake_in.push_cq_events(1));
+        failing.set_hook(Call::req_notify_cq, move |_| fake_in.push_cq_events(0, 1));
         let parts = Parts::make(&failing.provider(), false).unwrap();
         assert_eq!(parts.cq.poll(&mut [ibv_wc::default()]).unwrap(), 0);
         assert_eq!(parts.cq.take_events().unwrap(), 0);
@@ -575,7 +575,7 @@ mod tests {
             post(self.qp.post_flush(0, 0, 0, false, 1, options))?;
             self.cq.request_notify()?;
             self.cq.poll(&mut [ibv_wc::default()])?;
-            fake.push_cq_events(1);
+            fake.push_cq_events(0, 1);
             self.cq.take_events()?;
             self.mr.advise(0, 0, &mut [])?;
             self.qp.query(IBV_QP_STATE)?;

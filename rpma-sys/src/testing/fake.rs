@@ -16,7 +16,7 @@ use crate::errno;
 use crate::provider::{CqOps, Provider, QpExOps, QpOps, SrqOps};
 
 #[derive(Debug)]
-pub(super) struct Fake {
+pub(crate) struct Fake {
     /// The only device.
     context: usize,
     tables: Mutex<Tables>,
@@ -27,8 +27,12 @@ pub(super) struct Fake {
 struct Tables {
     live: BTreeMap<usize, Object>,
     cm_events: VecDeque<rdma_cm_event_type>,
-    cq_events: u32,
-    unacked_cq_events: u32,
+    /// The completion queues, in the order of their creation.
+    cqs: Vec<usize>,
+    /// The queue of each completion event that nobody has taken.
+    cq_events: VecDeque<usize>,
+    /// How many events of each queue are taken and not acknowledged.
+    unacked_cq_events: BTreeMap<usize, u32>,
 }
 
 #[derive(Debug)]
@@ -39,7 +43,7 @@ struct Object {
 }
 
 impl Fake {
-    pub(super) fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let device = Box::into_raw(Box::new(ibv_device { transport_type: IBV_TRANSPORT_IB, ..Default::default() }));
         let context = Box::into_raw(Box::new(ibv_context { device, async_fd: open_descriptor(), ..Default::default() }));
         Arc::new(Self {
@@ -63,9 +67,11 @@ impl Fake {
         self.tables().cm_events.push_back(event);
     }
 
-    /// Makes completion events for whoever asks next.
-    pub(super) fn push_cq_events(&self, count: u32) {
-        self.tables().cq_events += count;
+    /// Makes completion events of the live queue that was made as number `nth`, for whoever asks next, on whatever channel.
+    pub(crate) fn push_cq_events(&self, nth: usize, count: u32) {
+        let mut tables = self.tables();
+        let cq = tables.cqs[nth];
+        tables.cq_events.extend((0..count).map(|_| cq));
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
@@ -74,7 +80,7 @@ impl Fake {
 
     fn make<T>(&self, kind: Kind, uses: &[usize], object: T) -> *mut T {
         let object = Box::into_raw(Box::new(object));
-        let replaced = self.tables().live.insert(object.addr(), Object { kind, uses: uses.to_vec() });
+        let replaced = self.tables().live.insert(object.expose_provenance(), Object { kind, uses: uses.to_vec() });
         assert!(replaced.is_none(), "memory of a live object was freed");
         object
     }
@@ -145,26 +151,39 @@ macro_rules! fake {
         }
         rc
     }};
-    (ibv_create_cq $self:ident $context:ident $cqe:ident $cq_context:ident $channel:ident $comp_vector:ident) => {
-        $self.make(Kind::Cq, &[$channel.addr()], ibv_cq { context: $context, channel: $channel, cqe: $cqe, ..Default::default() })
-    };
+    (ibv_create_cq $self:ident $context:ident $cqe:ident $cq_context:ident $channel:ident $comp_vector:ident) => {{
+        let cq = ibv_cq { context: $context, channel: $channel, cqe: $cqe, ..Default::default() };
+        let cq = $self.make(Kind::Cq, &[$channel.addr()], cq);
+        $self.tables().cqs.push(cq.addr());
+        cq
+    }};
     (ibv_destroy_cq $self:ident $cq:ident) => {{
-        assert_eq!($self.tables().unacked_cq_events, 0, "ibv_destroy_cq would wait for ever");
+        let addr = $cq.addr();
+        assert_eq!($self.tables().unacked_cq_events.get(&addr).copied().unwrap_or(0), 0, "ibv_destroy_cq would wait for ever");
         // SAFETY: made by `ibv_create_cq`.
-        unsafe { $self.free(Kind::Cq, $cq) }
+        let rc = unsafe { $self.free(Kind::Cq, $cq) };
+        if rc == 0 {
+            let mut tables = $self.tables();
+            tables.cqs.retain(|&cq| cq != addr);
+            // As the kernel does.
+            tables.cq_events.retain(|&cq| cq != addr);
+        }
+        rc
     }};
     (ibv_get_cq_event $self:ident $channel:ident $cq:ident $cq_context:ident) => {{
         let mut tables = $self.tables();
-        if tables.cq_events == 0 {
-            minus1(libc::EAGAIN)
-        } else {
-            tables.cq_events -= 1;
-            tables.unacked_cq_events += 1;
-            0
+        match tables.cq_events.pop_front() {
+            None => minus1(libc::EAGAIN),
+            Some(cq) => {
+                *tables.unacked_cq_events.entry(cq).or_default() += 1;
+                // SAFETY: a place for the result.
+                unsafe { $cq.write(std::ptr::with_exposed_provenance_mut(cq)) };
+                0
+            }
         }
     }};
     (ibv_ack_cq_events $self:ident $cq:ident $nevents:ident) => {
-        $self.tables().unacked_cq_events -= $nevents
+        *$self.tables().unacked_cq_events.get_mut(&$cq.addr()).expect("events were taken") -= $nevents
     };
     (ibv_create_srq $self:ident $pd:ident $attr:ident) => {
         $self.make(Kind::Srq, &[$pd.addr()], ibv_srq { context: $self.context(), pd: $pd, ..Default::default() })

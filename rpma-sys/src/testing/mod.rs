@@ -35,7 +35,7 @@ mod counting;
 mod data_path;
 mod failing;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 
 use std::fmt;
 
