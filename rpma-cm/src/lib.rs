@@ -13,6 +13,7 @@
 //! Users want the crate `rpma`, whose documentation is the guide.
 #![forbid(unsafe_code)]
 
+mod completion;
 mod conn;
 mod conn_cfg;
 mod conn_req;
@@ -25,11 +26,13 @@ mod peer;
 mod post;
 mod private_data;
 mod wait;
+mod waiters;
 
+pub use completion::{Completion, CompletionError, Operation, Outcome, Received};
 pub use conn::{Conn, DisconnectError, EstablishError, PendingConn, PendingEvent};
 pub use conn_cfg::{ConnCfg, OpMode};
 pub use conn_req::{ConnReq, ConnReqError, ConnectError, Incoming, IncomingRequest, Outgoing, Resolving, Step};
-pub use cq::{Completion, CompletionError, CompletionQueue, CqError, Operation, Outcome, Received};
+pub use cq::{CompletionQueue, CqError};
 pub use endpoint::{Endpoint, ListenError, RequestError};
 pub use event::{ConnEvent, EventError, Rejection};
 pub use link::BuildError;

@@ -12,12 +12,12 @@ use rpma_mr::PeerCfg;
 use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, Cq, EventChannel, Qp, QpCap, QpRequest};
 
 use crate::conn_cfg::{ConnCfg, OpMode};
-use crate::cq::Waiters;
 use crate::event::{ConnEvent, EventError, Queued, ends_the_connection};
 use crate::ledger::Ledger;
 use crate::peer::Peer;
 use crate::post::Sent;
 use crate::wait::{Flag, Wait, any_of, until_readable};
+use crate::waiters::Waiters;
 
 /// Why the queues of a connection could not be made.
 #[derive(Debug, thiserror::Error)]

@@ -8,7 +8,8 @@ use rpma_mr::sys::bindings::{IBV_FLUSH_GLOBAL, IBV_FLUSH_PERSISTENT, ibv_sge};
 use rpma_mr::sys::owned::{PostError as SysPostError, SendOp, SendOptions, Taken};
 use rpma_mr::{ErrorCode, FlushType, LocalSlice, RemoteSlice, Usage};
 
-use crate::cq::{Operation, recv_wr_id};
+use crate::completion::Operation;
+use crate::cq::recv_wr_id;
 use crate::ledger::{Entry, Full, Ledger};
 use crate::link::{ATOMIC_BYTES, Link, lock};
 use crate::peer::FLUSH_TARGET_BYTES;
