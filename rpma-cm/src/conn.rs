@@ -9,7 +9,8 @@ use std::sync::Arc;
 use rpma_mr::sys::owned::QpCap;
 use rpma_mr::{ErrorCode, FlushType, LocalSlice, PeerCfg, RemoteSlice};
 
-use crate::cq::CompletionQueue;
+use crate::completion::Completion;
+use crate::cq::{self, CompletionQueue, CqError, CqRole, Fired};
 use crate::event::{ConnEvent, EventError, Rejection};
 use crate::link::{Link, lock};
 use crate::peer::Peer;
@@ -165,7 +166,53 @@ macro_rules! common_calls {
             #[doc(alias = "rpma_conn_get_cq")]
             #[must_use]
             pub fn cq(&self) -> CompletionQueue {
-                CompletionQueue(Arc::clone(&self.0))
+                CompletionQueue::main(&self.0)
+            }
+
+            /// The receive CQ: `rpma_conn_get_rcq(3)`. `None` if the connection has none ([`ConnCfg::rcq_size`](crate::ConnCfg::rcq_size)
+            /// is 0), and if its shared receive queue has a CQ of its own.
+            #[doc(alias = "rpma_conn_get_rcq")]
+            #[must_use]
+            pub fn rcq(&self) -> Option<CompletionQueue> {
+                CompletionQueue::receive(&self.0)
+            }
+
+            /// Waits for a completion in the main or the receive CQ, which share their channel, takes it, and says where it was:
+            /// `rpma_conn_wait(3)` and `rpma_cq_get_wc(3)` in one. Where there is something in both, they take turns.
+            ///
+            /// Watches the connection as [`CompletionQueue::wait`] does.
+            ///
+            /// # Errors
+            ///
+            /// [`CqError::NotSharedChannel`] without [`ConnCfg::shared_channel`](crate::ConnCfg::shared_channel); else as
+            /// [`CompletionQueue::wait`].
+            #[doc(alias = "rpma_conn_wait")]
+            pub fn wait(&self, wait: impl Into<Wait>) -> Result<(CqRole, Completion), CqError> {
+                cq::wait_any(&self.0, wait.into())
+            }
+
+            /// For event loops, where the queues share their channel: takes the events that are there, says which queues they were of,
+            /// and asks for one on the next completion of each: `rpma_conn_wait(3)`. Poll those queues until nothing is left after this,
+            /// and both after the first time.
+            ///
+            /// # Errors
+            ///
+            /// [`CqError::NotSharedChannel`] as for [`wait`](Self::wait), [`CqError::Provider`].
+            #[doc(alias = "rpma_conn_wait")]
+            pub fn arm(&self) -> Result<Fired, CqError> {
+                cq::arm_all(&self.0)
+            }
+
+            /// The descriptor of the shared completion channel: `rpma_conn_get_compl_fd(3)`. Readable after a completion in any of the
+            /// queues, if [`arm`](Self::arm) was called before it.
+            ///
+            /// # Errors
+            ///
+            /// [`CqError::NotSharedChannel`] as for [`wait`](Self::wait).
+            #[doc(alias = "rpma_conn_get_compl_fd")]
+            pub fn compl_fd(&self) -> Result<BorrowedFd<'_>, CqError> {
+                cq::shares_channel(&self.0)?;
+                Ok(self.0.main.cq.as_fd())
             }
 
             /// Ends the connection: `rpma_conn_disconnect(3)`. What is posted completes with errors; [`ConnEvent::Closed`] follows when
@@ -380,7 +427,7 @@ impl Conn {
     ///
     /// # Errors
     ///
-    /// [`PostError`].
+    /// [`PostError`]; [`PostError::SharedReceives`] on a connection that takes its receives from a [`Srq`](crate::Srq).
     #[doc(alias = "rpma_recv")]
     pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
         self.0.recv(dst, context)

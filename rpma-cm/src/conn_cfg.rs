@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::srq::Srq;
+
 /// How flushes, or atomic writes, are made on a connection.
 ///
 /// What is right concerns both ends: a native FLUSH needs a target device that knows it, the emulation by a READ a target region with
@@ -35,8 +37,11 @@ pub enum OpMode {
 pub struct ConnCfg {
     timeout: Duration,
     cq_size: u32,
+    rcq_size: u32,
+    shared_channel: bool,
     sq_size: u32,
     rq_size: u32,
+    srq: Option<Srq>,
     flush_mode: OpMode,
     atomic_write_mode: OpMode,
 }
@@ -46,8 +51,11 @@ impl Default for ConnCfg {
         Self {
             timeout: Duration::from_secs(1),
             cq_size: 10,
+            rcq_size: 0,
+            shared_channel: false,
             sq_size: 10,
             rq_size: 10,
+            srq: None,
             flush_mode: OpMode::Automatic,
             atomic_write_mode: OpMode::Automatic,
         }
@@ -55,7 +63,7 @@ impl Default for ConnCfg {
 }
 
 impl ConnCfg {
-    /// The defaults of librpma: 1 s, and 10 entries for each queue.
+    /// The defaults of librpma: 1 s, 10 entries for each queue, no receive CQ, and no shared receive queue.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -71,12 +79,63 @@ impl ConnCfg {
 
     /// Completions that the completion queue holds: `rpma_conn_cfg_set_cq_size(3)`.
     ///
-    /// The queue is made larger where this is less than what can complete into it at once (send queue plus receive queue): a completion
-    /// queue that overflows takes its connection with it.
+    /// The queue is made larger where this is less than what can complete into it at once (send queue plus receive queue, unless receives
+    /// complete elsewhere): a completion queue that overflows takes its connection with it.
     #[doc(alias = "rpma_conn_cfg_set_cq_size")]
     #[must_use]
     pub fn cq_size(mut self, cq_size: u32) -> Self {
         self.cq_size = cq_size;
+        self
+    }
+
+    /// Completions that the connection's receive CQ holds: `rpma_conn_cfg_set_rcq_size(3)`. With 0, the default, it has none, and receives
+    /// complete into the main CQ; else all of them complete into the receive CQ ([`Conn::rcq`](crate::Conn::rcq)) and none into the main
+    /// one.
+    ///
+    /// It is made larger where that is needed, as the main one is. A shared receive queue that has a CQ of its own takes the receives of
+    /// all its connections there, and this is ignored.
+    #[doc(alias = "rpma_conn_cfg_set_rcq_size")]
+    #[must_use]
+    pub fn rcq_size(mut self, rcq_size: u32) -> Self {
+        self.rcq_size = rcq_size;
+        self
+    }
+
+    /// Whether the main CQ and the receive CQ are on one completion channel: `rpma_conn_cfg_set_compl_channel(3)`. Both are then waited for
+    /// at once, by [`Conn::wait`](crate::Conn::wait), and neither alone.
+    ///
+    /// ```no_run
+    /// # use rpma_cm::{ConnCfg, ConnReq, CqRole, Peer, Wait};
+    /// # use std::time::Duration;
+    /// # fn f(peer: &Peer) -> Result<(), Box<dyn std::error::Error>> {
+    /// let request = ConnReq::new(peer, ("10.0.0.1", 7204), &ConnCfg::new().rcq_size(10).shared_channel(true))?;
+    /// let conn = request.connect(&[])?.established(Duration::from_secs(5))?;
+    /// match conn.wait(Wait::Forever)? {
+    ///     (CqRole::Main, sent) => println!("{} {} is done", sent.operation(), sent.context()),
+    ///     (CqRole::Receive, got) => println!("a message came to receive {}", got.context()),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Not together with a shared receive queue that has a CQ of its own, and so a channel of its own: making the connection is then
+    /// [`BuildError::SrqHasChannel`](crate::BuildError::SrqHasChannel).
+    #[doc(alias = "rpma_conn_cfg_set_compl_channel")]
+    #[must_use]
+    pub fn shared_channel(mut self, shared: bool) -> Self {
+        self.shared_channel = shared;
+        self
+    }
+
+    /// The shared receive queue that the connection takes its receives from: `rpma_conn_cfg_set_srq(3)`. It is of the connection's peer.
+    /// The connection then has no receive queue of its own ([`rq_size`](Self::rq_size) is ignored), and its
+    /// [`recv`](crate::Conn::recv) is an error.
+    ///
+    /// These parameters hold the queue, and so do the connections made with them.
+    #[doc(alias = "rpma_conn_cfg_set_srq")]
+    #[must_use]
+    pub fn srq(mut self, srq: &Srq) -> Self {
+        self.srq = Some(srq.clone());
         self
     }
 
@@ -124,6 +183,27 @@ impl ConnCfg {
         self.cq_size
     }
 
+    /// What was set: `rpma_conn_cfg_get_rcq_size(3)`.
+    #[doc(alias = "rpma_conn_cfg_get_rcq_size")]
+    #[must_use]
+    pub fn get_rcq_size(&self) -> u32 {
+        self.rcq_size
+    }
+
+    /// What was set: `rpma_conn_cfg_get_compl_channel(3)`.
+    #[doc(alias = "rpma_conn_cfg_get_compl_channel")]
+    #[must_use]
+    pub fn get_shared_channel(&self) -> bool {
+        self.shared_channel
+    }
+
+    /// What was set: `rpma_conn_cfg_get_srq(3)`.
+    #[doc(alias = "rpma_conn_cfg_get_srq")]
+    #[must_use]
+    pub fn get_srq(&self) -> Option<&Srq> {
+        self.srq.as_ref()
+    }
+
     /// What was set: `rpma_conn_cfg_get_sq_size(3)`.
     #[doc(alias = "rpma_conn_cfg_get_sq_size")]
     #[must_use]
@@ -153,8 +233,25 @@ impl ConnCfg {
     /// Room for everything that can complete at once (our marker behind the last request included), or what was asked for if that is
     /// more; verbs count in a signed int.
     pub(crate) fn cqe(&self) -> i32 {
-        let needed = self.sq_size.saturating_add(self.rq_size).saturating_add(1).max(self.cq_size);
+        let receives = match &self.srq {
+            Some(srq) if srq.receive_queue().is_some() => 0,
+            _ if self.rcq_size > 0 => 0,
+            _ => self.receives(),
+        };
+        let needed = self.sq_size.saturating_add(receives).saturating_add(1).max(self.cq_size);
         i32::try_from(needed).unwrap_or(i32::MAX)
+    }
+
+    /// As [`cqe`](Self::cqe), for the connection's receive CQ; `None` if it has none.
+    pub(crate) fn rcqe(&self) -> Option<i32> {
+        let elsewhere = self.srq.as_ref().is_some_and(|srq| srq.receive_queue().is_some());
+        let needed = self.receives().max(self.rcq_size);
+        (self.rcq_size > 0 && !elsewhere).then(|| i32::try_from(needed).unwrap_or(i32::MAX))
+    }
+
+    /// Receives that can complete at this connection at once: with a shared queue, all that are in it.
+    fn receives(&self) -> u32 {
+        self.srq.as_ref().map_or(self.rq_size, Srq::size)
     }
 }
 
@@ -167,6 +264,17 @@ mod tests {
         let cfg = ConnCfg::new();
         assert_eq!(cfg.get_timeout(), Duration::from_millis(1000));
         assert_eq!((cfg.get_cq_size(), cfg.get_sq_size(), cfg.get_rq_size()), (10, 10, 10));
+        assert_eq!((cfg.get_rcq_size(), cfg.get_shared_channel(), cfg.get_srq()), (0, false, None));
+    }
+
+    #[test]
+    fn receive_cq_has_room_for_every_receive_and_the_main_one_for_none() {
+        let cfg = ConnCfg::new().cq_size(1).sq_size(4).rq_size(30);
+        assert_eq!((cfg.cqe(), cfg.rcqe()), (35, None));
+        let with_rcq = cfg.clone().rcq_size(1);
+        assert_eq!((with_rcq.cqe(), with_rcq.rcqe()), (5, Some(30)));
+        assert_eq!(cfg.clone().rcq_size(40).rcqe(), Some(40));
+        assert_eq!(cfg.rcq_size(u32::MAX).rcqe(), Some(i32::MAX));
     }
 
     #[test]

@@ -11,10 +11,11 @@ use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, l
 use rpma_mr::{ErrorCode, LocalSlice};
 use rustix::io::Errno;
 
+use crate::build::BuildError;
 use crate::conn::PendingConn;
 use crate::conn_cfg::ConnCfg;
 use crate::cq::CompletionQueue;
-use crate::link::{BuildError, Link};
+use crate::link::Link;
 use crate::peer::Peer;
 use crate::post::PostError;
 use crate::private_data::{self, MAX_ACCEPT_BYTES, MAX_CONNECT_BYTES, MAX_REJECT_BYTES, PrivateDataTooLong};
@@ -62,6 +63,7 @@ impl ConnReqError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::NoScope { .. } => ErrorCode::InvalidArgument,
+            Self::Build(e) => e.code(),
             _ => ErrorCode::Provider,
         }
     }
@@ -175,7 +177,8 @@ impl Drop for EndOnDrop {
 }
 
 impl<Direction> ConnReq<Direction> {
-    /// Posts a receive: `rpma_conn_req_recv(3)`. The completion comes through [`cq`](Self::cq), or the connection's, which is the same.
+    /// Posts a receive: `rpma_conn_req_recv(3)`. The completion comes through [`cq`](Self::cq) or
+    /// [`rcq`](Self::rcq), or the connection's, which are the same.
     ///
     /// # Errors
     ///
@@ -188,7 +191,13 @@ impl<Direction> ConnReq<Direction> {
     /// The completion queue.
     #[must_use]
     pub fn cq(&self) -> CompletionQueue {
-        CompletionQueue(Arc::clone(&self.link.link))
+        CompletionQueue::main(&self.link.link)
+    }
+
+    /// The receive CQ, if the connection will have one: as [`Conn::rcq`](crate::Conn::rcq).
+    #[must_use]
+    pub fn rcq(&self) -> Option<CompletionQueue> {
+        CompletionQueue::receive(&self.link.link)
     }
 
     /// The local address.

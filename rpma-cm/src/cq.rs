@@ -1,4 +1,4 @@
-//! The completion queue of a connection.
+//! Completion queues, of connections and of shared receive queues.
 
 use std::fmt;
 use std::io;
@@ -10,9 +10,11 @@ use rpma_mr::sys::bindings::{IBV_WC_SUCCESS, ibv_wc};
 
 use crate::completion::{Completion, Operation};
 use crate::ledger::Entry;
-use crate::link::{Link, lock};
+use crate::link::{Link, Receives, lock};
 use crate::post::{Sent, Signal};
-use crate::wait::{Wait, until_readable};
+use crate::queue::{Queue, Retired, wait_for};
+use crate::srq::Srq;
+use crate::wait::Wait;
 
 /// Why no completion could be had.
 #[derive(Debug, thiserror::Error)]
@@ -24,9 +26,16 @@ pub enum CqError {
     /// The connection has ended, and everything that was posted has been polled: there will never be one.
     #[error("the connection has ended and nothing is outstanding: no completion will come")]
     Drained,
-    /// The connection was closed from another thread.
-    #[error("the connection was closed while waiting for its completions")]
+    /// The connection, or the shared receive queue, was closed from another thread.
+    #[error("closed while waiting for completions")]
     Closed,
+    /// The connection's queues share their completion channel ([`ConnCfg::shared_channel`](crate::ConnCfg::shared_channel)), so events of
+    /// one cannot be waited for without taking those of the other.
+    #[error("the completion channel is shared by the connection's queues: wait on the connection (Conn::wait), not on one queue")]
+    SharedChannel,
+    /// The connection's queues have a channel each, or the connection has one queue alone.
+    #[error("the completion channel is not shared: wait on each queue, or set ConnCfg::shared_channel")]
+    NotSharedChannel,
     /// The provider refused, or reported what cannot be.
     #[error("the provider gives no completions")]
     Provider(#[source] io::Error),
@@ -46,20 +55,14 @@ impl CqError {
         match self {
             // "Any failure of the wait": `rpma_cq_wait(3)`.
             Self::NoCompletion | Self::Drained | Self::Closed | Self::Wait(_) => ErrorCode::NoCompletion,
+            Self::SharedChannel => ErrorCode::SharedChannel,
+            Self::NotSharedChannel => ErrorCode::NotSharedChannel,
             // More completions than were asked for.
             Self::Provider(e) if e.kind() == io::ErrorKind::InvalidData => ErrorCode::Unknown,
             Self::Provider(_) => ErrorCode::Provider,
             Self::Stray { .. } => ErrorCode::Unknown,
         }
     }
-}
-
-/// What the provider's completion turned out to be.
-enum Retired {
-    Completion(Completion),
-    /// Nobody's: it was wanted by us alone, and only freed slots.
-    Silent,
-    Stray,
 }
 
 /// In our `wr_id`s: set for receives. The status of a failed completion is all that it tells, so the request's number must say which
@@ -70,20 +73,69 @@ pub(crate) fn recv_wr_id(number: u64) -> u64 {
     number | RECV
 }
 
-/// The completion queue of a connection: `rpma_conn_get_cq(3)`.
+/// The number of a receive; `None` for a request of a send queue.
+pub(crate) fn recv_number(wr_id: u64) -> Option<u64> {
+    (wr_id & RECV != 0).then_some(wr_id & !RECV)
+}
+
+/// Which of a connection's completion queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CqRole {
+    /// The main one: [`Conn::cq`](crate::Conn::cq).
+    Main,
+    /// The receive CQ: [`Conn::rcq`](crate::Conn::rcq).
+    Receive,
+}
+
+/// Which of a connection's completion queues had an event: [`Conn::arm`](crate::Conn::arm).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fired {
+    /// The main one.
+    pub main: bool,
+    /// The receive CQ.
+    pub receive: bool,
+}
+
+/// A completion queue: `rpma_conn_get_cq(3)`, `rpma_conn_get_rcq(3)`, `rpma_srq_get_rcq(3)`.
 ///
-/// A handle on the connection's own queue: it keeps the connection's queues alive, and works before and after the connection is
-/// established.
+/// A handle on a queue of a connection, or of a shared receive queue: it keeps its owner's queues alive, and works before and after a
+/// connection is established.
 ///
 /// There are two ways to wait, and a queue takes one of them: [`wait`](Self::wait), from any number of threads; or an event loop that
 /// watches the descriptor ([`AsFd`]), and on every wake-up calls [`arm`](Self::arm) and then [`poll`](Self::poll) until there is nothing
 /// left. An event loop watches the connection's descriptor as well: reading its events is what makes the operations of a dead peer
 /// complete.
+///
+/// Where a connection's queues share their channel, both go by the connection: [`Conn::wait`](crate::Conn::wait),
+/// [`Conn::arm`](crate::Conn::arm).
 #[doc(alias = "rpma_conn_get_cq")]
 #[derive(Clone)]
-pub struct CompletionQueue(pub(crate) Arc<Link>);
+pub struct CompletionQueue {
+    queue: Arc<Queue>,
+    owner: Owner,
+}
+
+/// Whose requests complete into a queue.
+#[derive(Clone)]
+enum Owner {
+    Conn(Arc<Link>, CqRole),
+    Srq(Srq),
+}
 
 impl CompletionQueue {
+    pub(crate) fn main(link: &Arc<Link>) -> Self {
+        Self { queue: Arc::clone(&link.main), owner: Owner::Conn(Arc::clone(link), CqRole::Main) }
+    }
+
+    pub(crate) fn receive(link: &Arc<Link>) -> Option<Self> {
+        let queue = link.receive.as_ref()?;
+        Some(Self { queue: Arc::clone(queue), owner: Owner::Conn(Arc::clone(link), CqRole::Receive) })
+    }
+
+    pub(crate) fn of_srq(queue: &Arc<Queue>, srq: &Srq) -> Self {
+        Self { queue: Arc::clone(queue), owner: Owner::Srq(srq.clone()) }
+    }
+
     /// Takes a completion if there is one: `rpma_cq_get_wc(3)`.
     ///
     /// # Errors
@@ -93,7 +145,7 @@ impl CompletionQueue {
     pub fn poll(&self) -> Result<Option<Completion>, CqError> {
         let mut one = [ibv_wc::default()];
         let mut taken = None;
-        self.0.poll(&mut one, |completion| taken = Some(completion))?;
+        self.poll_into(&mut one, |completion| taken = Some(completion))?;
         Ok(taken)
     }
 
@@ -108,7 +160,7 @@ impl CompletionQueue {
         let mut taken = 0;
         while taken < max {
             let want = (max - taken).min(room.len());
-            let now = self.0.poll(&mut room[..want], |completion| into.push(completion))?;
+            let now = self.poll_into(&mut room[..want], |completion| into.push(completion))?;
             taken += now;
             if now < want {
                 break;
@@ -119,48 +171,27 @@ impl CompletionQueue {
 
     /// Waits for a completion and takes it: `rpma_cq_wait(3)` and `rpma_cq_get_wc(3)` in one, so that none is missed in between.
     ///
-    /// Watches the connection too: when the peer dies, everything posted completes with an error, without any other call.
+    /// Watches the connection too: when the peer dies, everything posted completes with an error, without any other call. The queue of a
+    /// shared receive queue watches none: see [`Srq`].
     ///
     /// # Errors
     ///
     /// [`CqError::NoCompletion`] when the time is over, [`CqError::Drained`] when none can come any more, [`CqError::Closed`] when the
-    /// connection is closed from another thread, and the provider's refusals.
+    /// owner is closed from another thread, [`CqError::SharedChannel`] at once if the queue shares its channel, and the provider's
+    /// refusals.
     #[doc(alias = "rpma_cq_wait")]
     #[doc(alias = "rpma_cq_get_wc")]
     pub fn wait(&self, wait: impl Into<Wait>) -> Result<Completion, CqError> {
-        let wait = wait.into();
-        let link = &self.0;
-        // Nothing is there, or this, or an end.
-        let look = || match self.poll()? {
-            Some(completion) => Ok(Some(completion)),
-            None if link.is_closed() => Err(CqError::Closed),
-            None if link.is_over() => {
-                link.settle().map_err(CqError::Provider)?;
-                if link.outstanding() == 0 { Err(CqError::Drained) } else { Ok(None) }
+        self.has_channel_to_itself()?;
+        match &self.owner {
+            Owner::Conn(link, role) => {
+                let look = || link.look(|| self.poll(), || link.outstanding(*role));
+                wait_for(&self.queue, None, Some(link), wait.into(), look)
             }
-            None => Ok(None),
-        };
-        loop {
-            let seen = link.waiters.seen();
-            if let Some(completion) = look()? {
-                return Ok(completion);
-            }
-            if wait.is_over() {
-                return Err(CqError::NoCompletion);
-            }
-            // A completion from before the arming raises no event: look once more after it.
-            link.cq.request_notify().map_err(CqError::Wait)?;
-            if let Some(completion) = look()? {
-                return Ok(completion);
-            }
-            let Some(_lead) = link.waiters.lead_or_follow(seen, wait) else { continue };
-            let fds = [link.cq.as_fd(), link.channel.as_fd(), link.waiters.wake.as_fd()];
-            if !until_readable(&fds, wait).map_err(CqError::Wait)? {
-                return Err(CqError::NoCompletion);
-            }
-            link.waiters.wake.clear();
-            link.cq.take_events().map_err(CqError::Wait)?;
-            link.pump().map_err(CqError::Wait)?;
+            Owner::Srq(srq) => wait_for(&self.queue, None, None, wait.into(), || match self.poll()? {
+                None if srq.is_closed() => Err(CqError::Closed),
+                found => Ok(found),
+            }),
         }
     }
 
@@ -168,80 +199,142 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// [`CqError::Provider`].
+    /// [`CqError::SharedChannel`] if the queue shares its channel, [`CqError::Provider`].
     pub fn arm(&self) -> Result<(), CqError> {
-        self.0.cq.take_events().map_err(CqError::Provider)?;
-        self.0.cq.request_notify().map_err(CqError::Provider)
+        self.has_channel_to_itself()?;
+        self.queue.cq.take_events().map_err(CqError::Provider)?;
+        self.queue.cq.request_notify().map_err(CqError::Provider)
     }
 
     /// Completions that it has room for: what was asked for, or more.
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.0.cq.capacity()
+        self.queue.cq.capacity()
+    }
+
+    fn has_channel_to_itself(&self) -> Result<(), CqError> {
+        match &self.owner {
+            Owner::Conn(link, _) if link.shares_channel => Err(CqError::SharedChannel),
+            Owner::Conn(..) | Owner::Srq(_) => Ok(()),
+        }
+    }
+
+    fn poll_into(&self, room: &mut [ibv_wc], take: impl FnMut(Completion)) -> Result<usize, CqError> {
+        match &self.owner {
+            Owner::Conn(link, _) => self.queue.poll(room, |wc| link.retire(wc, &self.queue), take),
+            Owner::Srq(srq) => self.queue.poll(room, |wc| srq.retire(wc, &self.queue.cq), take),
+        }
     }
 }
 
 impl AsFd for CompletionQueue {
-    /// Readable after a completion, if [`arm`](Self::arm) was called before it: `rpma_cq_get_fd(3)`.
+    /// Readable after a completion, if [`arm`](Self::arm) was called before it: `rpma_cq_get_fd(3)`. Where a connection's queues share
+    /// their channel, the descriptor of both ([`Conn::compl_fd`](crate::Conn::compl_fd)).
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.cq.as_fd()
+        self.queue.cq.as_fd()
     }
 }
 
 impl fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionQueue").field("qp_num", &self.0.qp.number()).field("capacity", &self.capacity()).finish()
+        let mut debug = f.debug_struct("CompletionQueue");
+        match &self.owner {
+            Owner::Conn(link, role) => debug.field("qp_num", &link.qp.number()).field("role", role),
+            Owner::Srq(srq) => debug.field("srq", srq),
+        };
+        debug.field("capacity", &self.capacity()).finish()
     }
 }
 
+/// Waits for a completion in any of a connection's queues, which share their channel, and takes it.
+pub(crate) fn wait_any(link: &Arc<Link>, wait: Wait) -> Result<(CqRole, Completion), CqError> {
+    shares_channel(link)?;
+    let (main, receive) = (CompletionQueue::main(link), CompletionQueue::receive(link));
+    let poll = || {
+        let from_main = || main.poll().map(|found| found.map(|completion| (CqRole::Main, completion)));
+        let from_receive = || match &receive {
+            Some(receive) => receive.poll().map(|found| found.map(|completion| (CqRole::Receive, completion))),
+            None => Ok(None),
+        };
+        // In turn, so that neither queue waits for ever behind a busy one.
+        if link.main_is_next() {
+            Ok(from_main()?.map_or_else(from_receive, |found| Ok(Some(found)))?)
+        } else {
+            Ok(from_receive()?.map_or_else(from_main, |found| Ok(Some(found)))?)
+        }
+    };
+    let outstanding = || link.outstanding(CqRole::Main) + receive.as_ref().map_or(0, |_| link.outstanding(CqRole::Receive));
+    wait_for(&main.queue, receive.as_ref().map(|receive| &*receive.queue), Some(link), wait, || link.look(poll, outstanding))
+}
+
+/// As [`CompletionQueue::arm`], for all queues of a connection, which share their channel.
+pub(crate) fn arm_all(link: &Link) -> Result<Fired, CqError> {
+    shares_channel(link)?;
+    let arm = |queue: &Queue| {
+        let fired = queue.cq.take_events().map_err(CqError::Provider)? > 0;
+        queue.cq.request_notify().map_err(CqError::Provider)?;
+        Ok(fired)
+    };
+    Ok(Fired { main: arm(&link.main)?, receive: link.receive.as_deref().map_or(Ok(false), arm)? })
+}
+
+pub(crate) fn shares_channel(link: &Link) -> Result<(), CqError> {
+    if link.shares_channel { Ok(()) } else { Err(CqError::NotSharedChannel) }
+}
+
 impl Link {
-    fn poll(&self, room: &mut [ibv_wc], mut take: impl FnMut(Completion)) -> Result<usize, CqError> {
-        self.qp.check_process().map_err(CqError::Provider)?;
-        // One thread at a time from the provider's queue to the ledger: the ledger retires in order.
-        let _polling = lock(&self.waiters.polling);
-        let mut given = 0;
-        loop {
-            let wanted = room.len() - given;
-            let taken = self.cq.poll(&mut room[..wanted]).map_err(CqError::Provider)?;
-            let mut stray = None;
-            let mut silent = 0;
-            for wc in &room[..taken] {
-                match self.retire(wc) {
-                    Retired::Completion(completion) => take(completion),
-                    Retired::Silent => silent += 1,
-                    Retired::Stray => stray = Some(wc.wr_id),
+    /// What a waiting thread looks for: a completion, or a reason why none will come.
+    fn look<T>(
+        &self,
+        poll: impl Fn() -> Result<Option<T>, CqError>,
+        outstanding: impl Fn() -> usize,
+    ) -> Result<Option<T>, CqError> {
+        match poll()? {
+            Some(found) => Ok(Some(found)),
+            None if self.is_closed() => Err(CqError::Closed),
+            None if self.is_over() => {
+                self.settle().map_err(CqError::Provider)?;
+                if outstanding() > 0 {
+                    return Ok(None);
                 }
+                // Receives of a shared queue are in no ledger of this connection, so one may have completed since the first look.
+                poll()?.map_or(Err(CqError::Drained), |found| Ok(Some(found)))
             }
-            if let Some(wr_id) = stray {
-                return Err(CqError::Stray { wr_id });
-            }
-            given += taken - silent;
-            // A silent one took the place of one that may be behind it.
-            if silent == 0 || taken < wanted {
-                return Ok(given);
-            }
+            None => Ok(None),
         }
     }
 
-    fn retire(&self, wc: &ibv_wc) -> Retired {
+    pub(crate) fn retire(&self, wc: &ibv_wc, queue: &Queue) -> Retired {
         let succeeded = wc.status == IBV_WC_SUCCESS;
-        let (operation, context) = if wc.wr_id & RECV == 0 {
-            match lock(&self.sent).retire(wc.wr_id) {
+        let (operation, context) = match recv_number(wc.wr_id) {
+            None => match lock(&self.sent).retire(wc.wr_id) {
                 Some(Entry { op: Sent::EndMarker, .. }) => return Retired::Silent,
                 Some(Entry { op: Sent::Operation(_, Signal::OnError), .. }) if succeeded => return Retired::Silent,
                 Some(Entry { op: Sent::Operation(operation, _), context }) => (operation, context),
                 None => return Retired::Stray,
-            }
-        } else {
-            match lock(&self.received).retire(wc.wr_id & !RECV) {
-                Some(entry) => (Operation::Recv, entry.context),
-                None => return Retired::Stray,
-            }
+            },
+            Some(number) => match &self.receives {
+                Receives::Own(received) => match lock(received).retire(number) {
+                    Some(entry) => (Operation::Recv, entry.context),
+                    None => return Retired::Stray,
+                },
+                Receives::Shared(srq) => return srq.retire(wc, &queue.cq),
+            },
         };
-        Retired::Completion(Completion::of(operation, context, wc, &self.cq))
+        Retired::Completion(Completion::of(operation, context, wc, &queue.cq))
     }
 
-    pub(crate) fn outstanding(&self) -> usize {
-        lock(&self.sent).outstanding() + lock(&self.received).outstanding()
+    /// Requests that complete into one of the queues, and have not been polled.
+    pub(crate) fn outstanding(&self, role: CqRole) -> usize {
+        let received = || match &self.receives {
+            Receives::Own(received) => lock(received).outstanding(),
+            // The connection takes one when a message arrives, and nobody is told which.
+            Receives::Shared(_) => 0,
+        };
+        match role {
+            CqRole::Main if self.receive.is_some() => lock(&self.sent).outstanding(),
+            CqRole::Main => lock(&self.sent).outstanding() + received(),
+            CqRole::Receive => received(),
+        }
     }
 }

@@ -11,9 +11,9 @@ use rpma_mr::ErrorCode;
 use rpma_mr::sys::owned::{CmEventKind, CmId, EventChannel, lacks_scope};
 use rustix::io::Errno;
 
+use crate::build::BuildError;
 use crate::conn_cfg::ConnCfg;
 use crate::conn_req::{ConnReq, Incoming, IncomingRequest};
-use crate::link::BuildError;
 use crate::peer::Peer;
 use crate::wait::{Flag, Wait, any_of, until_readable};
 
@@ -115,7 +115,8 @@ impl RequestError {
         match self {
             Self::NoRequest | Self::Closed => ErrorCode::NoEvent,
             Self::DeviceRemoved | Self::Unexpected { .. } => ErrorCode::InvalidArgument,
-            Self::Provider(_) | Self::Adopt(_) | Self::Build(_) => ErrorCode::Provider,
+            Self::Build(e) => e.code(),
+            Self::Provider(_) | Self::Adopt(_) => ErrorCode::Provider,
         }
     }
 }

@@ -5,7 +5,7 @@
 //! before it. The ledger also keeps what a completion cannot tell reliably, above all when it is an error: which operation it was, and
 //! the caller's context.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// A posted request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +68,38 @@ impl<Op: Copy> Ledger<Op> {
     }
 }
 
+/// The receives of a shared queue. Several connections take from it, and each completes its own in its time, so the order of posting
+/// says nothing about which are done.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    limit: u32,
+    next: u64,
+    /// The caller's own number for each request, by ours.
+    contexts: HashMap<u64, u64>,
+}
+
+impl Pool {
+    pub(crate) fn new(limit: u32) -> Self {
+        Self { limit, next: 0, contexts: HashMap::new() }
+    }
+
+    /// Enters a request and returns its number.
+    pub(crate) fn enter(&mut self, context: u64) -> Result<u64, Full> {
+        if self.contexts.len() >= self.limit as usize {
+            return Err(Full(self.limit));
+        }
+        let number = self.next;
+        self.next += 1;
+        self.contexts.insert(number, context);
+        Ok(number)
+    }
+
+    /// Retires request `number`, or takes it back, and returns the caller's own number for it. `None` if there is no such request.
+    pub(crate) fn retire(&mut self, number: u64) -> Option<u64> {
+        self.contexts.remove(&number)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,5 +151,23 @@ mod tests {
     #[test]
     fn ledger_without_room_takes_nothing() {
         assert_eq!(Ledger::<()>::new(0).room(), Err(Full(0)));
+    }
+
+    #[test]
+    fn pool_retires_in_any_order_and_each_request_once() {
+        let mut pool = Pool::new(3);
+        let numbers: Vec<u64> = (10..13).map(|context| pool.enter(context).unwrap()).collect();
+        assert_eq!(pool.enter(13), Err(Full(3)));
+        assert_eq!(pool.retire(numbers[2]), Some(12));
+        assert_eq!(pool.retire(numbers[2]), None);
+        assert_eq!(pool.retire(numbers[0]), Some(10));
+        // A number is never used again: what completes twice is noticed, whatever was posted since.
+        assert!(!numbers.contains(&pool.enter(14).unwrap()));
+        assert_eq!(pool.retire(numbers[1]), Some(11));
+    }
+
+    #[test]
+    fn pool_without_room_takes_nothing() {
+        assert_eq!(Pool::new(0).enter(1), Err(Full(0)));
     }
 }

@@ -13,6 +13,7 @@
 //! Users want the crate `rpma`, whose documentation is the guide.
 #![forbid(unsafe_code)]
 
+mod build;
 mod completion;
 mod conn;
 mod conn_cfg;
@@ -25,20 +26,23 @@ mod link;
 mod peer;
 mod post;
 mod private_data;
+mod queue;
+mod srq;
 mod wait;
 mod waiters;
 
+pub use build::BuildError;
 pub use completion::{Completion, CompletionError, Operation, Outcome, Received};
 pub use conn::{Conn, DisconnectError, EstablishError, PendingConn, PendingEvent};
 pub use conn_cfg::{ConnCfg, OpMode};
 pub use conn_req::{ConnReq, ConnReqError, ConnectError, Incoming, IncomingRequest, Outgoing, Resolving, Step};
-pub use cq::{CompletionQueue, CqError};
+pub use cq::{CompletionQueue, CqError, CqRole, Fired};
 pub use endpoint::{Endpoint, ListenError, RequestError};
 pub use event::{ConnEvent, EventError, Rejection};
-pub use link::BuildError;
 pub use peer::{Peer, PeerError};
 pub use post::{OpPath, PostError, Signal};
 pub use private_data::{MAX_ACCEPT_BYTES, MAX_CONNECT_BYTES, MAX_REJECT_BYTES, PrivateDataTooLong};
 pub use rpma_mr as mr;
-pub use rpma_mr::sys::owned::QpCap;
+pub use rpma_mr::sys::owned::{QpCap, SrqCap};
+pub use srq::{Srq, SrqCfg, SrqError};
 pub use wait::Wait;

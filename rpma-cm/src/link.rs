@@ -9,46 +9,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rpma_mr::PeerCfg;
-use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, Cq, EventChannel, Qp, QpCap, QpRequest};
+use rpma_mr::sys::bindings::ibv_wc;
+use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, EventChannel, Qp};
 
+use crate::build::{self, BuildError};
 use crate::conn_cfg::{ConnCfg, OpMode};
+use crate::cq::recv_number;
 use crate::event::{ConnEvent, EventError, Queued, ends_the_connection};
 use crate::ledger::Ledger;
 use crate::peer::Peer;
 use crate::post::Sent;
+use crate::queue::{Queue, Retired};
+use crate::srq::Srq;
 use crate::wait::{Flag, Wait, any_of, until_readable};
-use crate::waiters::Waiters;
-
-/// Why the queues of a connection could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-#[expect(missing_docs, reason = "each message explains its fields")]
-pub enum BuildError {
-    /// The request came in, or its route leads out, through another device than the peer's.
-    #[error(
-        "the connection is on another RDMA device than the peer's ({peer_device}): listen on, or connect to, an address of that device"
-    )]
-    OtherDevice { peer_device: String },
-    /// No completion queue of that size.
-    #[error(
-        "the device gives no completion queue of {cqe} entries, for {sq_size} sends, {rq_size} receives and a cq_size of {cq_size}: ask for smaller queues"
-    )]
-    Cq { cqe: i32, sq_size: u32, rq_size: u32, cq_size: u32, source: io::Error },
-    /// No queue pair of those sizes.
-    #[error("the device gives no queue pair for {sq_size} sends and {rq_size} receives: ask for smaller queues")]
-    Qp { sq_size: u32, rq_size: u32, source: io::Error },
-    /// [`OpMode::Native`] was asked for.
-    #[error(
-        "native {operation} was asked for, and the device {device} or its rdma-core has none: ask for the automatic or the emulated one"
-    )]
-    NoNative { operation: &'static str, device: String },
-    /// The port cannot be asked for its limits.
-    #[error("port {port_num} of the device cannot be asked for its largest message")]
-    Port { port_num: u8, source: io::Error },
-    /// No descriptors for waiting.
-    #[error("no descriptors to wait with: look at `ulimit -n`")]
-    Descriptors(#[source] io::Error),
-}
 
 /// Which way an operation goes on a queue pair, and why.
 #[derive(Debug, Clone, Copy)]
@@ -69,16 +42,32 @@ impl NativeChoice {
     }
 }
 
+/// Where the receives of a connection are posted.
+#[derive(Debug)]
+pub(crate) enum Receives {
+    /// To the connection.
+    Own(Mutex<Ledger<()>>),
+    /// To a queue that other connections take from too.
+    Shared(Srq),
+}
+
 /// The order of fields is the order of dropping: the queue pair before what it uses.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) qp: Qp,
-    pub(crate) cq: Arc<Cq>,
+    /// Dropped behind the queue pair, which may complete something until then.
+    shared_leftovers: Option<SharedLeftovers>,
+    pub(crate) main: Arc<Queue>,
+    /// The connection's receive CQ. Without one its receives complete into the main one, or into that of the shared receive queue.
+    pub(crate) receive: Option<Arc<Queue>>,
+    /// Both are on one completion channel.
+    pub(crate) shares_channel: bool,
+    /// Which of the two is looked into first.
+    turn: AtomicBool,
     pub(crate) sent: Mutex<Ledger<Sent>>,
-    pub(crate) received: Mutex<Ledger<()>>,
     /// Requests that can be posted to the send queue and not yet polled.
     pub(crate) sq_size: u32,
-    pub(crate) waiters: Waiters,
+    pub(crate) receives: Receives,
     pub(crate) flush: NativeChoice,
     pub(crate) atomic_write: NativeChoice,
     pub(crate) flush_told: AtomicBool,
@@ -114,16 +103,26 @@ impl Link {
         if !id.is_on(context) {
             return Err(BuildError::OtherDevice { peer_device: device.name().to_owned() });
         }
+        if let Some(srq) = cfg.get_srq() {
+            // One of another protection domain works on some devices and not on others.
+            if !Arc::ptr_eq(srq.peer().protection_domain().raw(), peer.protection_domain().raw()) {
+                return Err(BuildError::SrqOfOtherPeer);
+            }
+            if cfg.get_shared_channel() && srq.receive_queue().is_some() {
+                return Err(BuildError::SrqHasChannel);
+            }
+        }
         let port_num = id.port_num();
         let max_message_bytes = device.max_message_bytes(port_num).map_err(|source| BuildError::Port { port_num, source })?;
-        let cqe = cfg.cqe();
-        let cq = Cq::create(context, cqe, 0).map_err(|source| {
-            let (sq_size, rq_size, cq_size) = (cfg.get_sq_size(), cfg.get_rq_size(), cfg.get_cq_size());
-            BuildError::Cq { cqe, sq_size, rq_size, cq_size, source }
-        })?;
+        let (main, receive) = build::cqs(peer, cfg)?;
         let channel = Arc::clone(id.channel());
         let (local_addr, peer_addr) = (id.local_addr(), id.peer_addr());
-        let qp = build_qp(peer, id, &cq, cfg)?;
+        let into = cfg.get_srq().and_then(Srq::receive_queue).or(receive.as_ref()).unwrap_or(&main);
+        let qp = build::qp(peer, id, &main.cq, &into.cq, cfg)?;
+        let shared_leftovers = match cfg.get_srq() {
+            Some(srq) if srq.receive_queue().is_none() => Some(SharedLeftovers { queue: Arc::clone(into), srq: srq.clone() }),
+            _ => None,
+        };
         let queued = Flag::new().map_err(BuildError::Descriptors)?;
         let readable = any_of(&[channel.as_fd(), queued.as_fd()]).map_err(BuildError::Descriptors)?;
         Ok(Arc::new(Self {
@@ -132,11 +131,17 @@ impl Link {
             flush_told: AtomicBool::new(false),
             atomic_write_told: AtomicBool::new(false),
             qp,
-            cq,
+            shared_leftovers,
+            main,
+            receive,
+            shares_channel: cfg.get_shared_channel(),
+            turn: AtomicBool::new(false),
             sent: Mutex::new(Ledger::new(cfg.get_sq_size())),
             sq_size: cfg.get_sq_size(),
-            received: Mutex::new(Ledger::new(cfg.get_rq_size())),
-            waiters: Waiters::new().map_err(BuildError::Descriptors)?,
+            receives: match cfg.get_srq() {
+                Some(srq) => Receives::Shared(srq.clone()),
+                None => Receives::Own(Mutex::new(Ledger::new(cfg.get_rq_size()))),
+            },
             remote_cfg: Mutex::new(None),
             max_message_bytes,
             private_data: OnceLock::new(),
@@ -197,7 +202,19 @@ impl Link {
             // Whoever waits for completions tries again, and is told.
             log::warn!("connection {}: its queue pair cannot be moved to the error state: {e}", self.qp.number());
         }
-        self.waiters.wake();
+        self.wake_waiters();
+    }
+
+    /// Whoever waits for completions looks again.
+    fn wake_waiters(&self) {
+        for queue in [Some(&self.main), self.receive.as_ref()].into_iter().flatten() {
+            queue.waiters.wake();
+        }
+    }
+
+    /// Whether the main queue is looked into first: every other time.
+    pub(crate) fn main_is_next(&self) -> bool {
+        self.turn.fetch_xor(true, Ordering::Relaxed)
     }
 
     /// After the end: makes sure that everything posted completes.
@@ -274,7 +291,7 @@ impl Link {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.queued.set();
-        self.waiters.wake();
+        self.wake_waiters();
     }
 
     pub(crate) fn id(&self) -> &CmId {
@@ -291,40 +308,53 @@ impl Link {
     }
 }
 
-fn build_qp(peer: &Peer, id: &Arc<CmId>, cq: &Arc<Cq>, cfg: &ConnCfg) -> Result<Qp, BuildError> {
-    let device = peer.device();
-    let pd = peer.protection_domain().raw();
-    let capabilities = device.capabilities();
-    let cap =
-        QpCap { send_wr: cfg.get_sq_size(), recv_wr: cfg.get_rq_size(), send_sge: 1, recv_sge: 1, inline_bytes: ATOMIC_BYTES };
-    // Asked for only where the device reports them: many drivers refuse flags that they do not know.
-    let wanted = QpRequest {
-        cap,
-        native_flush: capabilities.native_flush && cfg.get_flush_mode() != OpMode::Emulated,
-        native_atomic_write: capabilities.native_atomic_write && cfg.get_atomic_write_mode() != OpMode::Emulated,
-    };
-    let plain = QpRequest { native_flush: false, native_atomic_write: false, ..wanted };
-    let made = Qp::create(id, pd, cq, cq, None, wanted).or_else(|e| {
-        if wanted == plain {
-            return Err(e);
+impl Drop for Link {
+    /// Of the receives that it has taken from a shared queue, none stays behind unpolled if the device lets us know of it.
+    fn drop(&mut self) {
+        let Receives::Shared(srq) = &self.receives else { return };
+        // In a forked child, a lock may be held for ever by a thread that only the parent has.
+        if self.qp.check_process().is_err() {
+            return;
         }
-        // The kernel is newer than rdma-core, or the provider has no extended call: the device's word was the kernel's. The errno should
-        // say so (EOPNOTSUPP, ENOSYS), but older versions of librdmacm make ENOMEM of every failure; if the cause is another one, the
-        // plain creation meets it too.
-        log::debug!("no queue pair with native operations, trying without: {e}");
-        Qp::create(id, pd, cq, cq, None, plain)
-    });
-    let qp = made.map_err(|source| BuildError::Qp { sq_size: cfg.get_sq_size(), rq_size: cfg.get_rq_size(), source })?;
-    let lacking = if cfg.get_flush_mode() == OpMode::Native && !qp.has_flush() {
-        Some("flush")
-    } else if cfg.get_atomic_write_mode() == OpMode::Native && !qp.has_atomic_write() {
-        Some("atomic write")
-    } else {
-        None
-    };
-    match lacking {
-        Some(operation) => Err(BuildError::NoNative { operation, device: device.name().to_owned() }),
-        None => Ok(qp),
+        // What is half done completes with an error. Some devices remove the completions of a queue pair that is destroyed, so they are
+        // taken before that.
+        if let Err(e) = self.qp.move_to_error() {
+            log::warn!("connection {}: receives that it has taken may be lost: {e}", self.qp.number());
+        }
+        match &self.shared_leftovers {
+            Some(leftovers) => leftovers.retire(),
+            None => {
+                if let Err(e) = srq.set_completions_aside() {
+                    log::warn!("connection {}: receives that it has taken may be lost: {e}", self.qp.number());
+                }
+            }
+        }
+    }
+}
+
+/// The completions of a shared queue's receives in a connection's own queue, at its end. Nobody can poll them any more; they are no longer
+/// outstanding all the same.
+#[derive(Debug)]
+struct SharedLeftovers {
+    queue: Arc<Queue>,
+    srq: Srq,
+}
+
+impl SharedLeftovers {
+    fn retire(&self) {
+        let mut room = [ibv_wc::default(); 16];
+        let retire = |wc: &ibv_wc| match recv_number(wc.wr_id) {
+            Some(_) => self.srq.retire(wc, &self.queue.cq),
+            None => Retired::Silent,
+        };
+        // An error is the end of it: there is nobody to tell.
+        while matches!(self.queue.poll(&mut room, retire, drop), Ok(taken) if taken == room.len()) {}
+    }
+}
+
+impl Drop for SharedLeftovers {
+    fn drop(&mut self) {
+        self.retire();
     }
 }
 

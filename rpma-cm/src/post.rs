@@ -11,8 +11,8 @@ use rpma_mr::{ErrorCode, FlushType, LocalSlice, RemoteSlice, Usage};
 use crate::completion::Operation;
 use crate::cq::recv_wr_id;
 use crate::ledger::{Entry, Full, Ledger};
-use crate::link::{ATOMIC_BYTES, Link, lock};
-use crate::peer::FLUSH_TARGET_BYTES;
+use crate::link::{ATOMIC_BYTES, Link, Receives, lock};
+use crate::peer::{FLUSH_TARGET_BYTES, Peer};
 
 /// Whether a completion is wanted on success too. There is always one on failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,8 +65,13 @@ pub enum PostError {
     #[error("{operation}: the peer registered its region for {has:?}, and this needs {needs:?}")]
     RemoteUsage { operation: Operation, has: Usage, needs: Usage },
     /// The local region belongs to another peer object.
-    #[error("{operation}: the local region was registered with another peer than the connection's")]
+    #[error(
+        "{operation}: the local region was registered with another peer than the connection's, or the shared receive queue's"
+    )]
     OtherPeer { operation: Operation },
+    /// The connection takes its receives from a shared receive queue.
+    #[error("the connection takes its receives from a shared receive queue: post them there (Srq::recv)")]
+    SharedReceives,
     /// An atomic write goes to 8 bytes on an 8-byte boundary.
     #[error("atomic write of {len_bytes} bytes to address {addr:#x}: it writes 8 bytes to an address that is a multiple of 8")]
     Misaligned { addr: u64, len_bytes: u64 },
@@ -99,9 +104,11 @@ impl PostError {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::QueueFull { .. } | Self::NoInline { .. } | Self::Provider { .. } | Self::PerhapsTaken { .. } => {
-                ErrorCode::Provider
-            }
+            Self::QueueFull { .. }
+            | Self::NoInline { .. }
+            | Self::SharedReceives
+            | Self::Provider { .. }
+            | Self::PerhapsTaken { .. } => ErrorCode::Provider,
             Self::LengthMismatch { .. }
             | Self::TooLong { .. }
             | Self::LocalUsage { .. }
@@ -234,10 +241,11 @@ impl Link {
 
     pub(crate) fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
         let operation = Operation::Recv;
+        let Receives::Own(received) = &self.receives else { return Err(PostError::SharedReceives) };
         let sge = self.local(operation, dst, Usage::RECV)?;
         let entry = Entry { op: (), context };
         self.check_process(operation)?;
-        enter(&self.received, "receive", operation, entry, |number| self.qp.post_recv(sge.as_slice(), recv_wr_id(number)))?;
+        enter(received, "receive", operation, entry, |number| self.qp.post_recv(sge.as_slice(), recv_wr_id(number)))?;
         if self.is_over() {
             self.flush_posted();
         }
@@ -287,18 +295,36 @@ impl Link {
         }
     }
 
-    /// Checks the local side of a transfer.
     fn local(&self, operation: Operation, slice: LocalSlice<'_>, needs: Usage) -> Result<Sge, PostError> {
-        let Some(pd) = slice.pd() else { return Ok(Sge(None)) };
-        if !Arc::ptr_eq(pd, self.peer.protection_domain().raw()) {
-            return Err(PostError::OtherPeer { operation });
-        }
-        if !slice.usage().contains(needs) {
-            return Err(PostError::LocalUsage { operation, has: slice.usage(), needs });
-        }
-        let length = transfer_length(operation, slice.len_bytes(), self.max_message_bytes)?;
-        Ok(Sge(Some(ibv_sge { addr: slice.addr(), length, lkey: slice.lkey() })))
+        local_side(operation, slice, needs, &self.peer, self.max_message_bytes)
     }
+}
+
+/// Checks the local side of a transfer.
+pub(crate) fn local_side(
+    operation: Operation,
+    slice: LocalSlice<'_>,
+    needs: Usage,
+    peer: &Peer,
+    max_message_bytes: u32,
+) -> Result<Sge, PostError> {
+    if slice.is_null() {
+        return Ok(Sge(None));
+    }
+    check_local(operation, slice, needs, peer)?;
+    let length = transfer_length(operation, slice.len_bytes(), max_message_bytes)?;
+    Ok(Sge(Some(ibv_sge { addr: slice.addr(), length, lkey: slice.lkey() })))
+}
+
+/// Checks that the region of `slice` is one of `peer`, registered for what is done with it.
+fn check_local(operation: Operation, slice: LocalSlice<'_>, needs: Usage, peer: &Peer) -> Result<(), PostError> {
+    if !slice.pd().is_some_and(|pd| Arc::ptr_eq(pd, peer.protection_domain().raw())) {
+        return Err(PostError::OtherPeer { operation });
+    }
+    if !slice.usage().contains(needs) {
+        return Err(PostError::LocalUsage { operation, has: slice.usage(), needs });
+    }
+    Ok(())
 }
 
 /// The length of a transfer as a request can tell it; never a shorter one.
@@ -308,10 +334,10 @@ fn transfer_length(operation: Operation, len_bytes: usize, max_bytes: u32) -> Re
 }
 
 /// The local side of a request: one range, or none for a message without bytes.
-struct Sge(Option<ibv_sge>);
+pub(crate) struct Sge(Option<ibv_sge>);
 
 impl Sge {
-    fn as_slice(&self) -> &[ibv_sge] {
+    pub(crate) fn as_slice(&self) -> &[ibv_sge] {
         self.0.as_slice()
     }
 }

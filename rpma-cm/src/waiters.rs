@@ -12,7 +12,6 @@ use crate::wait::{Flag, Wait};
 pub(crate) struct Waiters {
     state: Mutex<State>,
     changed: Condvar,
-    pub(crate) polling: Mutex<()>,
     /// Wakes the leader.
     pub(crate) wake: Flag,
 }
@@ -29,7 +28,7 @@ pub(crate) struct Lead<'a>(&'a Waiters);
 
 impl Waiters {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { state: Mutex::default(), changed: Condvar::new(), polling: Mutex::new(()), wake: Flag::new()? })
+        Ok(Self { state: Mutex::default(), changed: Condvar::new(), wake: Flag::new()? })
     }
 
     /// Makes everybody look again.

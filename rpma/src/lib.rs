@@ -189,6 +189,6 @@ pub mod prelude {
         AnonPages, Completion, CompletionQueue, Conn, ConnCfg, ConnEvent, ConnReq, CqError, DaxDevice, Device, Endpoint,
         FlushType, Incoming, LocalMr, LocalSlice, MappedFile, MrDescriptor, OpMode, OpPath, Operation, Outcome, Outgoing, Peer,
         PeerCfg, PendingConn, PendingEvent, PersistentMemory, PostError, Provider, ProviderRef, RegionOwner, RemoteMr,
-        RemoteSlice, Signal, Usage, Wait,
+        RemoteSlice, Signal, Srq, SrqCfg, Usage, Wait,
     };
 }

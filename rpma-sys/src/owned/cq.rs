@@ -144,7 +144,13 @@ impl Cq {
         self.channel.context()
     }
 
-    pub(super) fn check(&self) -> io::Result<()> {
+    /// Refuses in a process that did not make the queue: for what must be known before a lock is taken, which another thread of the
+    /// parent may have held.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` in a forked child.
+    pub fn check_process(&self) -> io::Result<()> {
         check(self.mark)
     }
 

@@ -124,9 +124,9 @@ impl Qp {
     ) -> io::Result<Self> {
         id.check()?;
         pd.check()?;
-        send_cq.check()?;
-        recv_cq.check()?;
-        srq.map_or(Ok(()), |srq| srq.check())?;
+        send_cq.check_process()?;
+        recv_cq.check_process()?;
+        srq.map_or(Ok(()), |srq| srq.check_process())?;
         let context = pd.context();
         let others = [send_cq.context(), recv_cq.context()].into_iter().chain(srq.map(|srq| srq.context()));
         if !id.is_on(context) || !others.into_iter().all(|other| other.is_same_as(context)) {

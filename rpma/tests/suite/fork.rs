@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::panic::{self, AssertUnwindSafe};
 
 use rpma::prelude::*;
-use rpma::{AccessError, DeregisterError, EventError, PostError, RegisterError};
+use rpma::{AccessError, CqError, DeregisterError, EventError, PostError, RegisterError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal as Kill, WaitOptions, kill_process, pidfd_open, waitpid};
 
@@ -151,5 +151,30 @@ fn objects_of_the_parent_work_after_a_child_that_used_rdma_itself() {
         });
         target.write_at(0, &[2]).unwrap();
         target.deregister().unwrap();
+    });
+}
+
+#[test]
+fn shared_queues_dropped_in_a_child_still_serve_their_parent() {
+    alone(|| {
+        let (client, server) = (peer(), peer());
+        let srq = server.new_srq(&SrqCfg::new()).unwrap();
+        srq.recv(LocalSlice::null(), 1).unwrap();
+        let pair = Pair::connect(&client, &cfg().rcq_size(1).shared_channel(true), &server, &cfg().srq(&srq));
+        let mut all = Some((pair, srq));
+        in_a_child(|| {
+            let (pair, srq) = all.as_ref().unwrap();
+            assert!(matches!(srq.recv(LocalSlice::null(), 2), Err(PostError::Provider { .. })));
+            assert!(srq.rcq().unwrap().wait(Wait::Now).is_err());
+            assert!(matches!(pair.client.wait(Wait::Now), Err(CqError::Provider(_))));
+            assert!(matches!(pair.client.arm(), Err(CqError::Provider(_))));
+            drop(all.take());
+        });
+        let (Pair { client, server }, srq) = all.unwrap();
+        client.send(LocalSlice::null(), Signal::Always, 3).unwrap();
+        assert_eq!(client.wait(LIMIT).unwrap().1.context(), 3);
+        let completion = srq.rcq().unwrap().wait(LIMIT).unwrap();
+        assert_eq!((completion.context(), completion.qp_num()), (1, server.qp_num()));
+        completion.result().unwrap();
     });
 }
