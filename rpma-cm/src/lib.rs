@@ -23,6 +23,7 @@ mod endpoint;
 mod event;
 mod ledger;
 mod link;
+mod listener;
 mod peer;
 mod post;
 mod private_data;
@@ -39,6 +40,7 @@ pub use conn_req::{ConnReq, ConnReqError, ConnectError, Incoming, IncomingReques
 pub use cq::{CompletionQueue, CqError, CqRole, Fired};
 pub use endpoint::{Endpoint, ListenError, RequestError};
 pub use event::{ConnEvent, EventError, Rejection};
+pub use listener::Listener;
 pub use peer::{Peer, PeerError};
 pub use post::{OpPath, PostError, Signal};
 pub use private_data::{MAX_ACCEPT_BYTES, MAX_CONNECT_BYTES, MAX_REJECT_BYTES, PrivateDataTooLong};

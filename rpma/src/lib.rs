@@ -187,8 +187,8 @@ pub mod prelude {
 
     pub use crate::{
         AnonPages, Completion, CompletionQueue, Conn, ConnCfg, ConnEvent, ConnReq, CqError, DaxDevice, Device, Endpoint,
-        FlushType, Incoming, LocalMr, LocalSlice, MappedFile, MrDescriptor, OpMode, OpPath, Operation, Outcome, Outgoing, Peer,
-        PeerCfg, PendingConn, PendingEvent, PersistentMemory, PostError, Provider, ProviderRef, RegionOwner, RemoteMr,
-        RemoteSlice, Signal, Srq, SrqCfg, Usage, Wait,
+        FlushType, Incoming, Listener, LocalMr, LocalSlice, MappedFile, MrDescriptor, OpMode, OpPath, Operation, Outcome,
+        Outgoing, Peer, PeerCfg, PendingConn, PendingEvent, PersistentMemory, PostError, Provider, ProviderRef, RegionOwner,
+        RemoteMr, RemoteSlice, Signal, Srq, SrqCfg, Usage, Wait,
     };
 }

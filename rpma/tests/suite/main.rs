@@ -14,6 +14,7 @@ mod flush;
 mod fork;
 mod interop;
 mod leaks;
+mod listener;
 mod memory;
 mod pmem;
 mod queues;

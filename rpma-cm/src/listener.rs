@@ -1,0 +1,109 @@
+//! Synchronous listening.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::conn_cfg::ConnCfg;
+use crate::conn_req::{ConnReq, Incoming};
+use crate::endpoint::{Endpoint, ListenError, RequestError};
+use crate::peer::Peer;
+use crate::wait::Wait;
+
+/// A listener whose requests come with their queues made, from one set of parameters: what `rdma_create_ep(3)` with queue pair attributes,
+/// `rdma_listen(3)` and `rdma_get_request(3)` do. (C's librpma has no such thing.)
+///
+/// It is an [`Endpoint`] with its [`ConnCfg`]. Unlike the connection manager's, its wait has a deadline and can be ended from another
+/// thread ([`close`](Self::close)); a request holds nothing of the listener's, so that both are dropped in any order; and the queue pairs
+/// have native flush and atomic write where the device has them.
+///
+/// ```no_run
+/// # use rpma_cm::{ConnCfg, Listener, Peer, Wait};
+/// # use std::time::Duration;
+/// # fn f(peer: &Peer) -> Result<(), Box<dyn std::error::Error>> {
+/// let listener = Listener::new(peer, ("10.0.0.1", 7204), &ConnCfg::new().sq_size(64))?;
+/// loop {
+///     let request = listener.get_request(Wait::Forever)?;
+///     println!("{:?} says {:?}", request.peer_addr(), request.private_data());
+///     let conn = request.connect(b"welcome")?.established(Duration::from_secs(5))?;
+///     // …
+/// #   drop(conn);
+/// }
+/// # }
+/// ```
+///
+/// A request is accepted once; this does not compile:
+///
+/// ```compile_fail,E0382
+/// # use rpma_cm::{Listener, Wait};
+/// # fn f(listener: &Listener) -> Result<(), Box<dyn std::error::Error>> {
+/// let request = listener.get_request(Wait::Forever)?;
+/// let first = request.connect(&[])?;
+/// let second = request.connect(&[])?;
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "rdma_get_request")]
+#[doc(alias = "rdma_create_ep")]
+pub struct Listener {
+    endpoint: Endpoint,
+    cfg: ConnCfg,
+}
+
+impl Listener {
+    /// Listens on `addr`, as [`Endpoint::listen`] does. `cfg` is for the connections of all requests.
+    ///
+    /// # Errors
+    ///
+    /// [`ListenError`], of the last address that was tried.
+    pub fn new(peer: &Peer, addr: impl ToSocketAddrs, cfg: &ConnCfg) -> Result<Self, ListenError> {
+        Ok(Self { endpoint: Endpoint::listen(peer, addr)?, cfg: cfg.clone() })
+    }
+
+    /// Waits for a request and makes its queues: `rdma_get_request(3)`. The request's private data lives as long as the request.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError`]; the listener goes on, unless the variant says otherwise. If the queues cannot be made, the peer is rejected at
+    /// once.
+    #[doc(alias = "rdma_get_request")]
+    pub fn get_request(&self, wait: impl Into<Wait>) -> Result<ConnReq<Incoming>, RequestError> {
+        self.endpoint.next_conn_req(&self.cfg, wait)
+    }
+
+    /// The parameters of its connections.
+    #[must_use]
+    pub fn cfg(&self) -> &ConnCfg {
+        &self.cfg
+    }
+
+    /// The endpoint below, which gives requests without queues, or with others.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The address that it listens on, with the port that was taken.
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.endpoint.local_addr()
+    }
+
+    /// Wakes every thread that waits for a request, now and from now on. It stops listening when it is dropped.
+    pub fn close(&self) {
+        self.endpoint.close();
+    }
+}
+
+impl AsFd for Listener {
+    /// Readable while there is a request, and once the listener is closed.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.endpoint.as_fd()
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("local_addr", &self.local_addr()).field("cfg", &self.cfg).finish_non_exhaustive()
+    }
+}
