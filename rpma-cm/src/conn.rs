@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rpma_mr::sys::owned::QpCap;
-use rpma_mr::{ErrorCode, FlushType, LocalSlice, PeerCfg, RemoteSlice};
+use rpma_mr::{ErrorCode, FlushType, LocalMr, LocalSlice, PeerCfg, RegionOwner, RemoteSlice};
 
 use crate::completion::Completion;
 use crate::cq::{self, CompletionQueue, CqError, CqRole, Fired};
@@ -368,6 +368,38 @@ impl Conn {
     /// [`PostError`].
     #[doc(alias = "rpma_atomic_write")]
     pub fn atomic_write(&self, dst: RemoteSlice, value: [u8; 8], signal: Signal, context: u64) -> Result<(), PostError> {
+        self.0.atomic_write(dst, value, signal, context)
+    }
+
+    /// As [`atomic_write`](Self::atomic_write), of the 8 bytes at `src_offset_bytes` of a local region: `rpma_write_atomic`, the older
+    /// name, of librpma before 1.0. They are read during this call, at once if their address is a multiple of 8, and may be changed right
+    /// after it.
+    ///
+    /// Needs WRITE_SRC here and WRITE_DST there.
+    ///
+    /// ```no_run
+    /// # use rpma_cm::{Conn, Signal};
+    /// # use rpma_mr::{AnonPages, LocalMr, RemoteMr};
+    /// # fn f(conn: &Conn, here: &LocalMr<AnonPages>, there: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
+    /// here.write_at(0, &42_u64.to_le_bytes())?; // the new length of a log, say
+    /// conn.write_atomic(there.slice(0..8)?, here, 0, Signal::Always, 1)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PostError`].
+    #[doc(alias = "rpma_write_atomic")]
+    pub fn write_atomic<M: RegionOwner>(
+        &self,
+        dst: RemoteSlice,
+        src: &LocalMr<M>,
+        src_offset_bytes: usize,
+        signal: Signal,
+        context: u64,
+    ) -> Result<(), PostError> {
+        let value = self.0.atomic_source(src, src_offset_bytes)?;
         self.0.atomic_write(dst, value, signal, context)
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use rpma_mr::sys::bindings::{IBV_FLUSH_GLOBAL, IBV_FLUSH_PERSISTENT, ibv_sge};
 use rpma_mr::sys::owned::{PostError as SysPostError, SendOp, SendOptions, Taken};
-use rpma_mr::{ErrorCode, FlushType, LocalSlice, RemoteSlice, Usage};
+use rpma_mr::{AccessError, ErrorCode, FlushType, LocalMr, LocalSlice, RegionOwner, RemoteSlice, Usage};
 
 use crate::completion::Operation;
 use crate::cq::recv_wr_id;
@@ -72,6 +72,9 @@ pub enum PostError {
     /// The connection takes its receives from a shared receive queue.
     #[error("the connection takes its receives from a shared receive queue: post them there (Srq::recv)")]
     SharedReceives,
+    /// The 8 bytes to write cannot be read from the local region.
+    #[error("atomic write: the 8 bytes to write cannot be read from the local region")]
+    Source(#[source] AccessError),
     /// An atomic write goes to 8 bytes on an 8-byte boundary.
     #[error("atomic write of {len_bytes} bytes to address {addr:#x}: it writes 8 bytes to an address that is a multiple of 8")]
     Misaligned { addr: u64, len_bytes: u64 },
@@ -114,6 +117,7 @@ impl PostError {
             | Self::LocalUsage { .. }
             | Self::RemoteUsage { .. }
             | Self::OtherPeer { .. }
+            | Self::Source(_)
             | Self::Misaligned { .. } => ErrorCode::InvalidArgument,
             Self::NoDirectWrite { .. } | Self::FlushType { .. } => ErrorCode::NotSupported,
         }
@@ -187,6 +191,20 @@ impl Link {
         let op = SendOp::Write { remote_addr, rkey };
         let post = |link: &Self, options| link.qp.post_send_inline(op, &value, options);
         self.post(Request { operation, signal, context, fence: true, post: &post })
+    }
+
+    /// The value of an atomic write that takes it from a local region.
+    pub(crate) fn atomic_source<M: RegionOwner>(&self, src: &LocalMr<M>, offset_bytes: usize) -> Result<[u8; 8], PostError> {
+        check_local(Operation::AtomicWrite, src.all(), Usage::WRITE_SRC, &self.peer)?;
+        match src.load_u64(offset_bytes, Ordering::Acquire) {
+            Ok(value) => Ok(value.to_ne_bytes()),
+            Err(AccessError::Misaligned { .. }) => {
+                let mut value = [0; 8];
+                src.read_at(offset_bytes, &mut value).map_err(PostError::Source)?;
+                Ok(value)
+            }
+            Err(e) => Err(PostError::Source(e)),
+        }
     }
 
     pub(crate) fn flush(&self, dst: RemoteSlice, flush_type: FlushType, signal: Signal, context: u64) -> Result<(), PostError> {

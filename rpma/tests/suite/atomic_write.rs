@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use rpma::prelude::*;
-use rpma::{ErrorCode, NativeOps, OpMode, Operation, PostError};
+use rpma::{AccessError, ErrorCode, NativeOps, OpMode, Operation, PostError};
 
 use crate::support::{Pair, SetOnDrop, bytes, cfg, complete, op_modes, peer, region, remote, still_works};
 
@@ -192,4 +192,46 @@ fn reader_of_the_word_sees_all_or_nothing_of_each_value() {
             }
         });
     }
+}
+
+/// The older name.
+#[test]
+fn write_of_8_bytes_of_a_region_takes_them_at_the_call_from_any_place_in_it() {
+    for &mode in op_modes() {
+        let pair = pair(mode, OpMode::Automatic);
+        let client = &pair.client;
+        let target = region(pair.server.peer(), 24, TARGET);
+        let source = region(client.peer(), 24, Usage::WRITE_SRC);
+        let there = remote(&target);
+        // The last one's address is no multiple of 8 here; there it is one.
+        for (n, from) in [(0, 0), (1, 16), (2, 5)] {
+            source.write_at(from, b"8 bytes!").unwrap();
+            client.write_atomic(there.slice_at(8 * n, 8).unwrap(), &source, from, Signal::Always, n).unwrap();
+            source.write_at(from, &[0xEE; 8]).unwrap();
+            assert_eq!(complete(client, n).operation(), Operation::AtomicWrite);
+        }
+        assert_eq!(bytes(&target, 0, 24), *b"8 bytes!8 bytes!8 bytes!", "{mode:?}");
+    }
+}
+
+#[test]
+fn write_of_8_bytes_of_a_region_checks_that_region_before_anything_is_posted() {
+    let pair = Pair::new();
+    let target = region(pair.server.peer(), 16, TARGET);
+    let there = remote(&target).slice_at(0, 8).unwrap();
+    let write = |source: &LocalMr<AnonPages>, from| pair.client.write_atomic(there, source, from, Signal::Always, 1).unwrap_err();
+    let source = region(pair.client.peer(), 16, Usage::WRITE_SRC);
+    for from in [9, usize::MAX] {
+        let error = write(&source, from);
+        assert!(matches!(error, PostError::Source(AccessError::OutOfRange { .. })), "{error:?}");
+        assert_eq!(error.code(), ErrorCode::InvalidArgument);
+    }
+    let error = write(&region(pair.client.peer(), 8, Usage::SEND), 0);
+    assert!(matches!(error, PostError::LocalUsage { needs: Usage::WRITE_SRC, .. }), "{error:?}");
+    let error = write(&region(&peer(), 8, Usage::WRITE_SRC), 0);
+    assert!(matches!(error, PostError::OtherPeer { operation: Operation::AtomicWrite }), "{error:?}");
+    let misaligned = remote(&target).slice_at(4, 8).unwrap();
+    let error = pair.client.write_atomic(misaligned, &source, 0, Signal::Always, 1).unwrap_err();
+    assert!(matches!(error, PostError::Misaligned { .. }), "{error:?}");
+    still_works(&pair);
 }
