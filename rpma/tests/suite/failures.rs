@@ -7,8 +7,8 @@ use rpma::prelude::*;
 use rpma::sys::ProviderRef;
 use rpma::sys::testing::{Call, CountingProvider, Counts, Effect, FailingProvider, Kind, Plan, Selection};
 use rpma::{
-    BuildError, ConnReqError, ConnectError, CqError, ErrorCode, EstablishError, EventError, ListenError, OpPath, PostError,
-    RegisterError, RequestError,
+    BuildError, ConnReqError, ConnectError, CqError, CqRole, ErrorCode, EstablishError, EventError, ListenError, OpPath,
+    PostError, RegisterError, RequestError,
 };
 use rustix::io::Errno;
 
@@ -73,6 +73,52 @@ fn whole_life(provider: &ProviderRef) -> Outcome {
     is_drained(&client)
 }
 
+/// As [`whole_life`], of what [`whole_life`] has not: a listener, a shared receive queue on one side, a shared channel on the other.
+fn shared_life(provider: &ProviderRef) -> Outcome {
+    let peer = Peer::new(&Device::local(provider, &addr().to_string())?)?;
+    let source = peer.register(AnonPages::new(8)?, Usage::WRITE_SRC | Usage::SEND).map_err(RegisterError::from)?;
+    let target = peer.register(AnonPages::new(8)?, Usage::WRITE_DST | Usage::RECV).map_err(RegisterError::from)?;
+    let there = RemoteMr::from_descriptor(&target.descriptor().to_bytes())?;
+    let srq = peer.new_srq(&SrqCfg::new())?;
+    srq.recv(target.all(), 1)?;
+    let listener = Listener::new(&peer, (addr(), 0), &cfg().srq(&srq))?;
+    let listening = listener.local_addr().ok_or("no local address")?;
+
+    let request = ConnReq::new(&peer, listening, &cfg().rcq_size(4).shared_channel(true))?;
+    request.recv(LocalSlice::null(), 2)?;
+    let pending = request.connect(&[])?;
+    let accepting = listener.get_request(LIMIT)?.connect(&[])?;
+    let client = pending.established(LIMIT)?;
+    let server = accepting.established(LIMIT)?;
+
+    client.arm()?;
+    client.send(source.all(), Signal::Always, 3)?;
+    readable(&client.compl_fd()?);
+    assert!(client.arm()?.main, "an event of the main queue");
+    client.wait(LIMIT)?.1.result()?;
+    let rcq = srq.rcq().ok_or("no receive queue")?;
+    rcq.arm()?;
+    rcq.wait(LIMIT)?.result()?;
+    server.send(LocalSlice::null(), Signal::Always, 4)?;
+    server.cq().wait(LIMIT)?.result()?;
+    assert_eq!(client.wait(LIMIT)?.0, CqRole::Receive);
+    client.write_atomic(there.all(), &source, 0, Signal::Always, 5)?;
+    client.wait(LIMIT)?.1.result()?;
+
+    srq.recv(LocalSlice::null(), 6)?;
+    client.disconnect()?;
+    is_closed(&server)?;
+    server.disconnect()?;
+    is_drained(&server)?;
+    drop((server, accepting));
+    is_closed(&client)?;
+    match client.wait(LIMIT) {
+        Err(CqError::Drained) => Ok(()),
+        Err(e) => Err(e.into()),
+        Ok(completion) => panic!("{completion:?}"),
+    }
+}
+
 fn is_drained(conn: &Conn) -> Outcome {
     match conn.cq().wait(LIMIT) {
         Err(CqError::Drained) => Ok(()),
@@ -88,9 +134,11 @@ fn is_closed(conn: &Conn) -> Outcome {
     }
 }
 
-/// Lives a whole life again and again, each time with another one of the selected calls failing, until all have failed once.
+type Life = fn(&ProviderRef) -> Outcome;
+
+/// Lives a life again and again, each time with another one of the selected calls failing, until all have failed once.
 /// `check` is told the call, what came of it, and what is still alive. Returns how many there were.
-fn fail_each(selection: &Selection, errno: Errno, check: impl Fn(Call, Outcome, Counts)) -> u64 {
+fn fail_each(life: Life, selection: &Selection, errno: Errno, check: impl Fn(Call, Outcome, Counts)) -> u64 {
     let mut n = 0;
     loop {
         let counting = CountingProvider::new(provider());
@@ -98,7 +146,7 @@ fn fail_each(selection: &Selection, errno: Errno, check: impl Fn(Call, Outcome, 
         failing.arm(Plan::nth(n, errno.raw_os_error()).among(selection.clone()));
         let provider = failing.provider();
         let hint = || format!("though nothing failed but {:?}, alive is {}", failing.fired(), counting.live());
-        let outcome = in_time_or(hint, move || whole_life(&provider));
+        let outcome = in_time_or(hint, move || life(&provider));
         match failing.fired()[..] {
             [] => {
                 // There is no such call any more: all have had their turn.
@@ -115,7 +163,17 @@ fn fail_each(selection: &Selection, errno: Errno, check: impl Fn(Call, Outcome, 
 
 #[test]
 fn call_that_fails_anywhere_is_one_error_and_leaves_nothing_alive() {
-    let calls = fail_each(&Selection::Doing, Errno::NOMEM, |call, outcome, live| {
+    is_one_error_and_leaves_nothing_alive(whole_life, &[]);
+}
+
+#[test]
+fn call_that_fails_anywhere_with_shared_queues_is_one_error_and_leaves_nothing_alive() {
+    // What lies in the shared queue's own completion queue is set aside when a connection goes: where that fails, it stays there.
+    is_one_error_and_leaves_nothing_alive(shared_life, &[Call::poll_cq]);
+}
+
+fn is_one_error_and_leaves_nothing_alive(life: Life, also_recovers: &[Call]) {
+    let calls = fail_each(life, &Selection::Doing, Errno::NOMEM, |call, outcome, live| {
         assert!(live.is_nothing(), "{call} failed ({outcome:?}), and alive is {live}");
         // A device that cannot be asked has no optional operations, and a queue pair that cannot be made with them is made without. One
         // that cannot be moved to the error state at the end is moved by whoever waits for completions. Whoever disconnects after the
@@ -129,7 +187,9 @@ fn call_that_fails_anywhere_is_one_error_and_leaves_nothing_alive() {
             Call::ibv_get_cq_event,
         ];
         match outcome {
-            Ok(()) => assert!(recovers.contains(&call), "nobody noticed that {call} failed"),
+            Ok(()) => {
+                assert!(recovers.contains(&call) || also_recovers.contains(&call), "nobody noticed that {call} failed");
+            }
             // The cause is the errno in the convention of the call, at the end of the chain.
             Err(error) => assert_eq!(errno_of(&*error), Some(Errno::NOMEM), "{call} failed: {error:?}"),
         }
@@ -147,7 +207,16 @@ fn errno_of(error: &(dyn Error + 'static)) -> Option<Errno> {
 
 #[test]
 fn call_that_frees_and_fails_leaks_its_object_with_what_that_uses_and_nothing_else() {
-    let calls = fail_each(&Selection::Freeing, Errno::BUSY, |call, outcome, live| {
+    leaks_its_object_with_what_that_uses_and_nothing_else(whole_life);
+}
+
+#[test]
+fn call_that_frees_shared_queues_and_fails_leaks_its_object_with_what_that_uses_and_nothing_else() {
+    leaks_its_object_with_what_that_uses_and_nothing_else(shared_life);
+}
+
+fn leaks_its_object_with_what_that_uses_and_nothing_else(life: Life) {
+    let calls = fail_each(life, &Selection::Freeing, Errno::BUSY, |call, outcome, live| {
         outcome.unwrap();
         let Effect::Frees(kind) = call.effect() else { panic!("{call} frees nothing") };
         // A device is held open by an identifier of its own, which is on a channel.
@@ -156,6 +225,7 @@ fn call_that_frees_and_fails_leaks_its_object_with_what_that_uses_and_nothing_el
             Kind::Id => device.to_vec(),
             Kind::Mr => [&[Kind::Mr, Kind::Pd], device].concat(),
             Kind::Cq => [&[Kind::Cq, Kind::CompChannel], device].concat(),
+            Kind::Srq => [&[Kind::Srq, Kind::Pd], device].concat(),
             other => [&[other], device].concat(),
         };
         for &kind in Kind::ALL {
@@ -250,7 +320,7 @@ fn interrupted_and_untimely_calls_are_made_again() {
         (Call::ibv_get_cq_event, Errno::INTR),
         (Call::ibv_get_cq_event, Errno::AGAIN),
     ] {
-        let calls = fail_each(&Selection::Of(vec![call]), errno, |_, outcome, live| {
+        let calls = fail_each(whole_life, &Selection::Of(vec![call]), errno, |_, outcome, live| {
             outcome.unwrap();
             assert!(live.is_nothing(), "{call}, {errno}: alive is {live}");
         });
