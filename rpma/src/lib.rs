@@ -110,6 +110,41 @@
 //! # }
 //! ```
 //!
+//! # Many clients
+//!
+//! A server with many clients need not post receives for each: connections made with [`ConnCfg::srq`] take theirs from one [`Srq`], and
+//! [`Completion::qp_num`] says at which of them a message arrived. The queue has a completion queue of its own, so that one thread serves
+//! all of them; made with [`SrqCfg::rcq_size`] 0 it has none, and each connection's messages complete at that connection.
+//!
+//! ```no_run
+//! # use rpma::prelude::*;
+//! # use std::collections::HashMap;
+//! # fn f(peer: &Peer, inboxes: &LocalMr<AnonPages>) -> Result<(), Box<dyn std::error::Error>> {
+//! let srq = peer.new_srq(&SrqCfg::new().rq_size(64))?;
+//! for n in 0..64 {
+//!     srq.recv(inboxes.slice(512 * n..512 * (n + 1))?, n as u64)?;
+//! }
+//! let listener = Listener::new(peer, ("10.0.0.1", 7204), &ConnCfg::new().srq(&srq))?;
+//! let mut clients = HashMap::new();
+//! let conn = listener.get_request(Wait::Forever)?.connect(&[])?.established(Duration::from_secs(5))?;
+//! clients.insert(conn.qp_num(), conn); // and so on
+//!
+//! let completion = srq.rcq().ok_or("made with rcq_size 0")?.wait(Wait::Forever)?;
+//! if completion.received()?.is_some() {
+//!     let inbox = completion.context() as usize;
+//!     println!("message from {:?} in inbox {inbox}", clients[&completion.qp_num()].peer_addr());
+//!     srq.recv(inboxes.slice(512 * inbox..512 * (inbox + 1))?, inbox as u64)?; // once it was looked at
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Listener`] is an [`Endpoint`] whose requests come with their queues made, for those who know `rdma_get_request(3)`.
+//!
+//! Apart from that, [`ConnCfg::rcq_size`] gives a connection a completion queue for its receives alone ([`Conn::rcq`]), so that one thread
+//! serves what it sends and another what it gets. With [`ConnCfg::shared_channel`] both are on one channel, and [`Conn::wait`] waits for
+//! either and says which it was.
+//!
 //! # Event loops
 //!
 //! Watch the descriptors of the connection and of its completion queue for reading, and ask with [`Wait::Now`] when they are readable. The
