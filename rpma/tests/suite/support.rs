@@ -61,7 +61,7 @@ fn is_door() -> bool {
 }
 
 /// Whether the software provider is under test, through its door or not.
-fn is_soft() -> bool {
+pub(crate) fn is_soft() -> bool {
     variable("RPMA_TEST_PROVIDER") == "soft" || is_door()
 }
 
