@@ -1,27 +1,28 @@
-//! The integration suite: everything that needs a device, over the provider and the address that `RPMA_TEST_PROVIDER` and
-//! `RPMA_TEST_ADDR` name. Without them, and without a device there, every test fails: none is skipped.
+//! The integration suite: what is true on every device. `RPMA_TEST_PROVIDER` and `RPMA_TEST_ADDR` say which provider is tested, and on
+//! which address; without them it is the software provider on this machine's own. A test that finds no device there fails: none is
+//! skipped.
 //!
-//! CONTRIBUTING.md says how to run it. The tests run in parallel, on ports that the connection manager picks.
+//! The target `suite_emulated` is the same on a software device without native operations. What is about a kernel and its
+//! devices is in `../kernel`. CONTRIBUTING.md says how to run them. The tests run in parallel, on ports that the connection manager
+//! picks.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod addresses;
 mod atomic_write;
 mod connect;
 mod death;
-mod environment;
 mod events;
 mod failures;
 mod flush;
 mod fork;
-mod interop;
 mod leaks;
 mod listener;
 mod memory;
-mod pmem;
 mod queues;
 mod receive_cq;
 mod shared_channel;
 mod smoke;
 mod srq;
-mod support;
+pub(crate) mod support;
 mod threads;
 mod transfer;

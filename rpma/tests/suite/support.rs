@@ -3,7 +3,7 @@
 use std::any::type_name;
 use std::env;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::panic;
 use std::process::{Command, Stdio};
@@ -22,27 +22,44 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// Longer than anything takes on a slow machine that works, so that a test that waits for it has failed.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
+/// The test target that this is.
+const TARGET: &str = env!("CARGO_CRATE_NAME");
+
 /// The address under test. Everything listens there, on ports that the connection manager picks.
 pub(crate) fn addr() -> IpAddr {
-    variable("RPMA_TEST_ADDR").parse().expect("RPMA_TEST_ADDR is an IP address")
+    variable("RPMA_TEST_ADDR", "127.0.0.1").parse().expect("RPMA_TEST_ADDR is an IP address")
+}
+
+/// An IPv6 address of the device under test.
+pub(crate) fn addr6() -> Ipv6Addr {
+    variable("RPMA_TEST_ADDR6", "::1").parse().expect("RPMA_TEST_ADDR6 is an IPv6 address")
 }
 
 /// The provider under test.
 pub(crate) fn provider() -> ProviderRef {
-    if is_door() {
+    if provider_name() == "door" {
         return door();
     }
-    if is_soft() && !soft_has_native_operations() {
+    if is_emulated() {
         static PLAIN: OnceLock<ProviderRef> = OnceLock::new();
         let config = rpma::soft::SoftConfig::default().without_native_operations();
         return PLAIN.get_or_init(|| rpma::soft::Soft::with_config(config).unwrap()).clone();
     }
-    let chosen: Provider = variable("RPMA_TEST_PROVIDER").parse().expect("RPMA_TEST_PROVIDER names a provider");
+    let chosen: Provider = provider_name().parse().expect("RPMA_TEST_PROVIDER names a provider");
     chosen.open().expect("the provider under test opens")
 }
 
-pub(crate) fn variable(name: &str) -> String {
-    env::var(name).unwrap_or_else(|_| panic!("{name} is not set: this suite needs a device; see CONTRIBUTING.md"))
+/// What the environment says, or else what is right for the software provider on any machine.
+fn variable(name: &str, on_soft: &str) -> String {
+    match env::var(name) {
+        Ok(value) => value,
+        Err(_) if TARGET == "kernel" => panic!("{name} is not set: these tests need a kernel's RDMA device; see CONTRIBUTING.md"),
+        Err(_) => on_soft.to_owned(),
+    }
+}
+
+fn provider_name() -> String {
+    variable("RPMA_TEST_PROVIDER", "soft")
 }
 
 /// The C functions that the door of the software provider exports, in the file `RPMA_TEST_DOOR`, under test as rdma-core's are.
@@ -50,24 +67,21 @@ fn door() -> ProviderRef {
     static DOOR: OnceLock<ProviderRef> = OnceLock::new();
     // The door has ears for its own variable only.
     let plain = env::var_os("RPMA_SOFT_NATIVE").is_some_and(|native| native == "off");
-    assert_eq!(plain, !soft_has_native_operations(), "RPMA_SOFT_NATIVE says another thing than RPMA_TEST_NATIVE");
-    let open = || rpma::sys::testing::exported_by("door", &variable("RPMA_TEST_DOOR")).expect("RPMA_TEST_DOOR is the door");
-    DOOR.get_or_init(open).clone()
-}
-
-/// Whether that is what `RPMA_TEST_PROVIDER` says.
-fn is_door() -> bool {
-    variable("RPMA_TEST_PROVIDER") == "door"
+    assert_eq!(plain, is_emulated(), "RPMA_SOFT_NATIVE=off belongs to the target suite_emulated, and to no other");
+    let file = env::var("RPMA_TEST_DOOR").expect("RPMA_TEST_DOOR is the file of the door");
+    DOOR.get_or_init(|| rpma::sys::testing::exported_by("door", &file).expect("RPMA_TEST_DOOR is the door")).clone()
 }
 
 /// Whether the software provider is under test, through its door or not.
 pub(crate) fn is_soft() -> bool {
-    variable("RPMA_TEST_PROVIDER") == "soft" || is_door()
+    matches!(provider_name().as_str(), "soft" | "door")
 }
 
-/// `RPMA_TEST_NATIVE=off` tests the emulations on the software provider.
-fn soft_has_native_operations() -> bool {
-    env::var_os("RPMA_TEST_NATIVE").is_none_or(|native| native != "off")
+/// Whether a software device without native operations is under test.
+fn is_emulated() -> bool {
+    let emulated = TARGET == "suite_emulated";
+    assert!(!emulated || is_soft(), "{TARGET} is about the software provider, and RPMA_TEST_PROVIDER names another");
+    emulated
 }
 
 /// The device under test.
@@ -147,6 +161,23 @@ pub(crate) fn complete(conn: &Conn, context: u64) -> Completion {
     completion
 }
 
+/// Listens on `host`, which is `ip`, and connects to it, and both ends say so.
+pub(crate) fn takes_connections(host: &str, ip: Ipv6Addr) {
+    let provider = provider();
+    let peer = Peer::new(&Device::local(&provider, host).unwrap()).unwrap();
+    assert!(peer.device().is_same_as(&Device::remote(&provider, host, LIMIT).unwrap()));
+    let endpoint = Endpoint::listen(&peer, (host, 0)).unwrap();
+    let port = endpoint.local_addr().unwrap().port();
+    assert_ne!(port, 0);
+    let pending = ConnReq::new(&peer, (host, port), &cfg()).unwrap().connect(&[]).unwrap();
+    let accepting = endpoint.next_conn_req(&cfg(), LIMIT).unwrap().connect(&[]).unwrap();
+    let client = pending.established(LIMIT).unwrap();
+    let server = accepting.established(LIMIT).unwrap();
+    assert_eq!(client.peer_addr().map(|addr| (addr.ip(), addr.port())), Some((ip.into(), port)));
+    assert_eq!(server.local_addr().map(|addr| (addr.ip(), addr.port())), Some((ip.into(), port)));
+    still_works(&Pair { client, server });
+}
+
 /// A client's request that has reached the endpoint, as both sides have it: neither accepted nor rejected.
 pub(crate) fn request(client: &Peer, endpoint: &Endpoint, private_data: &[u8]) -> (PendingConn, IncomingRequest) {
     let addr = endpoint.local_addr().expect("a listening endpoint has an address");
@@ -180,15 +211,8 @@ pub(crate) fn alone<F: FnOnce()>(body: F) {
     alone_by(body, Command::new("env"));
 }
 
-/// As [`alone`], after `setup`, a shell script that may mount what it likes: nobody else sees it. That takes root.
-pub(crate) fn alone_after<F: FnOnce()>(setup: &str, body: F) {
-    let mut unshare = Command::new("unshare");
-    unshare.args(["--mount", "--", "sh", "-euc"]).arg(format!("{setup}\nexec \"$@\"")).arg("sh");
-    alone_by(body, unshare);
-}
-
-/// `starter` runs the program that its further arguments say.
-fn alone_by<F: FnOnce()>(body: F, mut starter: Command) {
+/// As [`alone`], by a command that runs the program which its further arguments say.
+pub(crate) fn alone_by<F: FnOnce()>(body: F, mut starter: Command) {
     const ALONE: &str = "RPMA_TEST_ALONE";
     let test = name_of::<F>();
     if env::var(ALONE).as_deref() == Ok(test) {
@@ -213,10 +237,10 @@ pub(crate) fn this_test_again(test: &str) -> Command {
     command
 }
 
-/// The test that the closure `F` is written in: `suite::module::test::{{closure}}` without its ends.
+/// The test that the closure `F` is written in: `target::module::test::{{closure}}` without its ends.
 pub(crate) fn name_of<F>() -> &'static str {
     let name = type_name::<F>();
-    let name = name.strip_prefix("suite::").expect("a closure of this crate");
+    let name = name.strip_prefix(TARGET).and_then(|name| name.strip_prefix("::")).expect("a closure of this crate");
     name.split("::{{closure}}").next().expect("a split has a first part")
 }
 
@@ -226,23 +250,51 @@ pub(crate) struct Known {
     /// Native flush and native atomic write.
     pub(crate) native_ops: bool,
     pub(crate) on_demand_paging: bool,
+    /// What becomes of files on disks.
+    pub(crate) files: Files,
+    /// Whether advice on a region reaches the memory.
+    pub(crate) advice: bool,
+}
+
+/// How a device takes files that are neither on persistent memory nor on tmpfs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Files {
+    /// Any, for reading and for writing: it pins nothing.
+    All,
+    /// Those that are mapped for writing: Linux before 6.2 pins for writing, whatever is asked.
+    ForWriting,
+    /// Those that are only read: since Linux 6.5, pages of a file are not pinned for writing.
+    ForReading,
 }
 
 /// What the device under test has: the software provider, or the soft-RoCE of the running kernel.
 pub(crate) fn known() -> Known {
     if is_soft() {
-        let native = soft_has_native_operations();
-        return Known { native_ops: native, on_demand_paging: native };
+        let native = !is_emulated();
+        return Known { native_ops: native, on_demand_paging: native, files: Files::All, advice: native };
     }
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
     let version = (numbers.next().unwrap(), numbers.next().unwrap());
+    // Soft-RoCE's half in rdma-core passes no advice on, whatever its kernel could do with it.
+    let native = Known { native_ops: true, on_demand_paging: false, files: Files::ForReading, advice: false };
     match version {
-        (6, 1) => Known { native_ops: false, on_demand_paging: false },
-        (6, 12) => Known { native_ops: true, on_demand_paging: false },
-        (7.., _) => Known { native_ops: true, on_demand_paging: true },
+        (6, 1) => Known { native_ops: false, files: Files::ForWriting, ..native },
+        (6, 12) => native,
+        (7.., _) => Known { on_demand_paging: true, ..native },
         _ => panic!("nobody has said what soft-RoCE has on Linux {}: look, and add it here", release.trim()),
     }
+}
+
+/// The devices that there are, sorted.
+pub(crate) fn device_names() -> Vec<String> {
+    if is_soft() {
+        return vec!["soft0".to_owned()];
+    }
+    let entries = fs::read_dir("/sys/class/infiniband").unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
 }
 
 /// The ways that flushes and atomic writes can be made on the device under test.
