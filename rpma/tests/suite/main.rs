@@ -2,9 +2,9 @@
 //! which address; without them it is the software provider on this machine's own. A test that finds no device there fails: none is
 //! skipped.
 //!
-//! The target `suite_emulated` is the same on a software device without native operations. What is about a kernel and its
-//! devices is in `../kernel`. CONTRIBUTING.md says how to run them. The tests run in parallel, on ports that the connection manager
-//! picks.
+//! The target `suite_emulated` is the same on a software device without native operations. What is about the software provider alone
+//! is in `../soft`, what is about a kernel and its devices in `../kernel`. CONTRIBUTING.md says how to run them. The tests run in
+//! parallel, on ports that the connection manager picks.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod addresses;
