@@ -232,3 +232,38 @@ fn inline_data_as_long_as_the_list_of_ranges_is_granted_unasked() {
         id.destroy_qp();
     }
 }
+
+#[test]
+fn queue_pair_takes_its_receives_from_the_shared_queue_of_its_identifier() {
+    let provider = Soft::open();
+    let listener = Id::endpoint(&provider, &mut info("127.0.0.1", 0, RAI_PASSIVE).fields(), None).unwrap();
+    listener.listen().unwrap();
+    assert_eq!(resolved(&provider).create_srq(0), Err(libc::EINVAL));
+    let port = listener.local().port();
+    let client = Id::endpoint(&provider, &mut info("127.0.0.1", port, 0).fields(), Some(&mut attributes())).unwrap();
+    let client = thread::spawn(move || {
+        client.connect().unwrap();
+        client.post_send(b"to whoever has room", 1).unwrap_err();
+        client.post_send(b"from the client.", 2).unwrap();
+        assert_eq!(client.send_completion().status, IBV_WC_SUCCESS);
+        client
+    });
+    let mut memory = [0; 16];
+    let server = listener.get_request().unwrap();
+    server.create_srq(1).unwrap();
+    assert_eq!(server.create_srq(1), Err(libc::EINVAL), "it has one");
+    let mr = server.reg_msgs(&mut memory);
+    // Before there is a queue pair.
+    server.post_recv(&mr, 7).unwrap();
+    let mut attr = attributes();
+    server.create_qp(&mut attr).unwrap();
+    assert_eq!(attr.srq, server.fields().srq);
+    server.accept().unwrap();
+    assert_eq!((server.recv_completion().wr_id, server.post_recv(&mr, 8)), (7, Ok(())));
+    drop(client.join().unwrap());
+    server.destroy_qp();
+    server.destroy_srq();
+    assert!(server.fields().srq.is_null());
+    drop(mr);
+    assert_eq!(&memory, b"from the client.");
+}

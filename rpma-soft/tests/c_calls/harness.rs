@@ -208,6 +208,20 @@ impl Id {
         checked(unsafe { cm::rdma_create_qp(self.raw, null_mut(), attr) })
     }
 
+    /// `rdma_create_srq(3)`.
+    pub(crate) fn create_srq(&self, max_wr: u32) -> Result<(), c_int> {
+        let attr = ibv_srq_attr { max_wr, max_sge: 1, ..ibv_srq_attr::default() };
+        let mut attr = ibv_srq_init_attr { attr, ..ibv_srq_init_attr::default() };
+        // SAFETY: live, and of this provider.
+        checked(unsafe { cm::rdma_create_srq(&*self.provider, self.raw, null_mut(), &raw mut attr) })
+    }
+
+    /// `rdma_destroy_srq(3)`.
+    pub(crate) fn destroy_srq(&self) {
+        // SAFETY: live, and of this provider; the tests destroy the queue pair before.
+        unsafe { cm::rdma_destroy_srq(&*self.provider, self.raw) };
+    }
+
     pub(crate) fn destroy_qp(&self) {
         // SAFETY: live.
         unsafe { self.provider.rdma_destroy_qp(self.raw) };
@@ -226,18 +240,23 @@ impl Id {
         Mr { raw, provider: self.provider.clone() }
     }
 
-    /// `rdma_post_recv(3)`, of the whole region.
+    /// `rdma_post_recv(3)`, of the whole region: to the shared receive queue, if there is one.
     pub(crate) fn post_recv(&self, mr: &Mr, wr_id: u64) -> Result<(), c_int> {
-        let qp = self.fields().qp;
+        let (qp, srq) = (self.fields().qp, self.fields().srq);
         let mut sge = mr.sge();
         let mut wr = ibv_recv_wr { wr_id, sg_list: &raw mut sge, num_sge: 1, ..ibv_recv_wr::default() };
         let mut bad = null_mut();
-        let post = self.ops().post_recv.unwrap();
-        // SAFETY: live; one whole request.
-        match unsafe { post(qp, &raw mut wr, &raw mut bad) } {
-            0 => Ok(()),
-            errno => Err(errno),
-        }
+        let ops = self.ops();
+        let rc = if srq.is_null() {
+            let post = ops.post_recv.unwrap();
+            // SAFETY: live; one whole request.
+            unsafe { post(qp, &raw mut wr, &raw mut bad) }
+        } else {
+            let post = ops.post_srq_recv.unwrap();
+            // SAFETY: as above.
+            unsafe { post(srq, &raw mut wr, &raw mut bad) }
+        };
+        if rc == 0 { Ok(()) } else { Err(rc) }
     }
 
     /// `rdma_post_send(3)`, inline.
