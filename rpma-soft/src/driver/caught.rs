@@ -12,8 +12,8 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
         Err(panic) => {
             // Whatever logs may be what panicked.
             let _ = catch_unwind(AssertUnwindSafe(|| log::error!("a bug of rpma-soft, please report it: {}", words_of(&*panic))));
-            // What was thrown may panic when it is dropped.
-            std::mem::forget(panic);
+            // And what was thrown may throw when it is dropped.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
             None
         }
     }
