@@ -102,7 +102,6 @@ impl Cq {
         drop(state);
         // Whoever waits is woken by that.
         if full && self.fail() {
-            self.asynchronous.tell(IBV_EVENT_CQ_ERR, &self.subject);
             log::error!("a completion queue of {} overflowed: its queue pairs are in error", self.capacity);
         }
     }
@@ -120,6 +119,7 @@ impl Cq {
         if !is_news {
             return false;
         }
+        self.asynchronous.tell(IBV_EVENT_CQ_ERR, &self.subject);
         let users: Vec<_> = lock(&self.users).iter().map(|(_, of)| Weak::clone(of)).collect();
         // They look at the queue on their next round.
         users.iter().filter_map(Weak::upgrade).for_each(|of| of.run_soon());
