@@ -26,6 +26,12 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls,
 /// A panic while a connection is handled is a bug of this crate. It is logged as an error, the connection ends as if its stream had ended,
 /// its work completes as flushed, and all else goes on. If that panics too, its work never completes, and its queues are in error.
 ///
+/// # fork and exit
+///
+/// A process may exit at any time, whatever its connections and the threads above are doing: nothing of this crate runs then. A child may be
+/// forked at any time too, and may exit; it has none of the threads, and what `rpma` made in its parent does nothing there. One that is to use
+/// RDMA itself, with objects of its own, is forked while its parent has no connections: a lock that a thread held then is held for ever.
+///
 /// # What a connection costs
 ///
 /// One end, with queues of 10 requests: about 8 KiB of memory and 8 descriptors, with what `rpma` holds for it. Of the descriptors three are
@@ -55,6 +61,8 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls,
 ///   UNREACHABLE after [`SoftConfig::unreachable_after`]; soft-RoCE says so when the address is resolved.
 /// - Resolving takes no time, so the two ends of a program that begin together miss each other more often: see
 ///   [`SoftConfig::refused_after`].
+/// - A peer whose machine vanished is told as DISCONNECTED after [`SoftConfig::vanished_after`], on a connection without work outstanding too;
+///   on soft-RoCE that one learns nothing.
 /// - Memory is not pinned, so no limit on locked memory applies, and mapped files can be registered for writing.
 /// - A queue's slot is free when the completion is polled, as on hardware; on soft-RoCE when the work is done.
 /// - Sizes are granted as asked for, not rounded up; but inline data at least as long as the list of ranges would be, as there.
