@@ -9,7 +9,7 @@
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rpma_soft::{Soft, SoftConfig};
@@ -136,7 +136,10 @@ impl Device {
 
     /// Memory until the end of the process, registered.
     pub(crate) fn memory(&self, len: usize) -> Memory {
+        // Where who looks for leaks finds it.
+        static KEPT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
         let addr = NonNull::from(Box::leak(vec![0_u64; len.div_ceil(8)].into_boxed_slice())).cast::<u8>();
+        KEPT.lock().unwrap().push(addr.as_ptr().expose_provenance());
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
         // SAFETY: it stays until the end of the process, and no reference to it is left.
         let mr = unsafe { Mr::register(&self.pd, addr, len, access) }.unwrap();
