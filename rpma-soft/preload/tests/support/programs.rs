@@ -99,7 +99,15 @@ impl Running {
         let status = self.child.wait().unwrap();
         let said = said.or_else(|_| self.said.recv()).unwrap_or_default();
         assert!(!timed_out, "{} still ran after {LIMIT:?}:\n{said}", self.program);
-        Ended { program: self.program, said, status }
+        Ended { program: std::mem::take(&mut self.program), said, status }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Of a test that failed. Ended, and waited for, is all the same.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -119,13 +127,18 @@ pub(crate) struct Said {
     pub(crate) client: String,
 }
 
-/// Runs a server, and a client as soon as the server listens. PORT and ADDR in the lines are replaced.
-pub(crate) fn run(server: &str, client: &str) -> Said {
+/// Runs a server, and a client to its end as soon as the server listens. PORT and ADDR in the lines are replaced.
+fn begin(server: &str, client: &str) -> (Running, Ended, Port) {
     let port = Port::pick();
     let fill = |line: &str| line.replace("PORT", &port.number.to_string()).replace("ADDR", "127.0.0.1");
     let mut server = Running::start(&fill(server));
     server.listens_on(&port);
-    let client = Running::start(&fill(client)).end();
+    (server, Running::start(&fill(client)).end(), port)
+}
+
+/// Runs a server and a client; both end. PORT and ADDR in the lines are replaced.
+pub(crate) fn run(server: &str, client: &str) -> Said {
+    let (server, client, _port) = begin(server, client);
     let server = server.end();
     // What the server said helps with the client's failure, and the other way round.
     assert!(
@@ -139,6 +152,13 @@ pub(crate) fn run(server: &str, client: &str) -> Said {
         client.said
     );
     Said { server: server.succeeded(), client: client.succeeded() }
+}
+
+/// As [`run`], with a server that does not end: what the client said.
+pub(crate) fn run_against(server: &str, client: &str) -> String {
+    let (mut server, client, _port) = begin(server, client);
+    assert!(server.child.try_wait().unwrap().is_none(), "the server has ended: {}", server.end().said);
+    client.succeeded()
 }
 
 /// Runs one program that needs no other.
