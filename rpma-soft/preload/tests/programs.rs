@@ -1,12 +1,14 @@
 //! Programs that no one here wrote, unchanged, on the door, between two processes: those of Debian's rdmacm-utils, ibverbs-utils and
-//! perftest. A program that is not installed fails its test. docs/soft-preload.md lists what cannot be had.
+//! perftest, and its C librpma under a program of ours. What is not installed fails its test. docs/soft-preload.md lists what cannot be
+//! had.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod support;
 
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use support::programs::{run, run_against, run_alone};
+use support::programs::{Port, Running, run, run_against, run_alone};
 
 // ---- librdmacm's own ----
 
@@ -229,4 +231,32 @@ fn ib_send_bw_measures_on_four_queue_pairs() {
 #[ignore = "needs Debian's perftest"]
 fn ib_send_bw_measures_over_a_shared_receive_queue() {
     assert_bandwidth(&perftest("ib_send_bw", "-q 4 --use-srq").1, 4000.0);
+}
+
+// ---- Debian's C librpma ----
+
+/// Runs the two ends of the program in `c/`, and compares what they say with what the kernel's soft-RoCE makes them say.
+fn librpma_steps(configure: impl Fn(&mut Command)) {
+    let [port, _next] = Port::pick_two();
+    let folder = concat!(env!("CARGO_TARGET_TMPDIR"), "/librpma-steps");
+    let mut run = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/run"));
+    run.env("RPMA_PRELOAD", support::door());
+    configure(&mut run);
+    run.args(["127.0.0.1", &port.number().to_string(), folder]);
+    let said = Running::begin(run).end().succeeded();
+    assert!(said.contains("as expected"), "{said}");
+}
+
+#[test]
+#[ignore = "needs Debian's librpma-dev, and gcc"]
+fn c_librpma_says_the_same_as_on_soft_roce() {
+    librpma_steps(|_| {});
+}
+
+#[test]
+#[ignore = "needs Debian's librpma-dev, and gcc"]
+fn c_librpma_says_the_same_as_on_soft_roce_without_native_operations() {
+    librpma_steps(|run| {
+        run.args(["--way", "emulated"]).env("RPMA_SOFT_NATIVE", "off");
+    });
 }

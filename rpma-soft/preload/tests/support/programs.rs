@@ -24,12 +24,31 @@ pub(crate) struct Port {
 
 impl Port {
     pub(crate) fn pick() -> Self {
-        let held = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        bind(&held, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).unwrap();
+        Self::hold(0).unwrap()
+    }
+
+    /// One, and the next behind it.
+    pub(crate) fn pick_two() -> [Self; 2] {
+        loop {
+            let first = Self::pick();
+            if let Some(second) = first.number.checked_add(1).and_then(|next| Self::hold(next).ok()) {
+                return [first, second];
+            }
+        }
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    fn hold(number: u16) -> rustix::io::Result<Self> {
+        let held = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        bind(&held, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, number)))?;
         // The door's socket may be bound beside it only if both agree to that.
-        sockopt::set_socket_reuseaddr(&held, true).unwrap();
-        let addr = SocketAddr::try_from(getsockname(&held).unwrap()).unwrap();
-        Self { number: addr.port(), _held: held }
+        sockopt::set_socket_reuseaddr(&held, true)?;
+        let addr = SocketAddr::try_from(getsockname(&held)?)?;
+        Ok(Self { number: addr.port(), _held: held })
     }
 }
 
@@ -48,7 +67,7 @@ impl Ended {
     }
 }
 
-/// A program that runs with the door.
+/// A program that runs.
 pub(crate) struct Running {
     program: String,
     child: Child,
@@ -57,15 +76,23 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts `line`, a program and its arguments with blanks between.
+    /// Starts `line`, a program and its arguments with blanks between, with the door.
     pub(crate) fn start(line: &str) -> Self {
         let mut words = line.split_whitespace();
         let mut command = Command::new(words.next().unwrap());
+        command.args(words).env("LD_PRELOAD", door());
+        Self::begin(command)
+    }
+
+    /// Starts a program.
+    pub(crate) fn begin(mut command: Command) -> Self {
+        let program = format!("{command:?}");
         // Both outputs into one, as on a terminal; a program that is killed has its lines written all the same.
         let (mut reader, writer) = std::io::pipe().unwrap();
-        command.args(words).env("LD_PRELOAD", door()).stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
-        let child =
-            command.spawn().unwrap_or_else(|e| panic!("{line}: {e}; these tests need Debian's rdmacm-utils and perftest"));
+        command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
+        let child = command.spawn().unwrap_or_else(|e| {
+            panic!("{program}: {e}; these tests need Debian's rdmacm-utils, ibverbs-utils, perftest and librpma-dev")
+        });
         // The command holds the writing end too.
         drop(command);
         let (tell, said) = mpsc::channel();
@@ -74,7 +101,7 @@ impl Running {
             let _ = reader.read_to_end(&mut bytes);
             tell.send(String::from_utf8_lossy(&bytes).into_owned())
         });
-        Self { program: line.to_owned(), child, said, deadline: Instant::now() + LIMIT }
+        Self { program, child, said, deadline: Instant::now() + LIMIT }
     }
 
     /// Waits until somebody listens on the port. That it is this program, the port's holder makes sure.
