@@ -49,8 +49,10 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls,
 ///
 /// - Queue pairs of other types than RC: EOPNOTSUPP.
 /// - Port spaces other than TCP: EOPNOTSUPP.
-/// - `ibv_modify_qp(3)` to RTR and RTS: the connection manager does that, for identifiers with a queue pair. EOPNOTSUPP. To the error
-///   state always, to RESET before a connection.
+/// - `ibv_modify_qp(3)` to RTR and to SQD, and alternate paths: EOPNOTSUPP. The connection manager makes queue pairs ready, for identifiers
+///   with a queue pair; without it there is no peer to send to. All other steps of `ibv_modify_qp(3)` are there: to RESET from every state,
+///   to the error state from all but RESET, to INIT, and `qp_access_flags` and `min_rnr_timer` in RTS. EINVAL for a step or an attribute
+///   that has no place in the standard's table; soft-RoCE looks at attributes only where a state is given.
 /// - Asynchronous events of ports and of the device: nothing ever happens to them.
 /// - Path records: the routes of identifiers have none, and their global identifiers are 0.
 /// - Memory windows, multicast, timestamps: the operations are null in the context.
@@ -65,7 +67,8 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls,
 ///   on soft-RoCE that one learns nothing.
 /// - Memory is not pinned, so no limit on locked memory applies, and mapped files can be registered for writing.
 /// - A queue's slot is free when the completion is polled, as on hardware; on soft-RoCE when the work is done.
-/// - Sizes are granted as asked for, not rounded up; but inline data at least as long as the list of ranges would be, as there.
+/// - Sizes are granted as asked for, not rounded up, depths of reads and atomics too; but inline data at least as long as the list of
+///   ranges would be, as there. `ibv_query_qp(3)` tells packet sequence numbers of 0, since there are none, and no address handle.
 /// - A completion queue that overflows tells so once (`IBV_EVENT_CQ_ERR`), and every queue pair that completes there goes to the error
 ///   state (`IBV_EVENT_QP_FATAL`); soft-RoCE tells it with each completion that is lost, and of no queue pair. A request of the peer's
 ///   that is refused and took no receive is told of (`IBV_EVENT_QP_ACCESS_ERR`, `IBV_EVENT_QP_REQ_ERR`, `IBV_EVENT_QP_FATAL`), as
@@ -226,8 +229,17 @@ unsafe impl Provider for Soft {
         unsafe { srq_calls::destroy_srq(srq) }
     }
 
-    unsafe fn ibv_query_qp(&self, _: *mut ibv_qp, _: *mut ibv_qp_attr, _: c_int, _: *mut ibv_qp_init_attr) -> c_int {
-        libc::EOPNOTSUPP
+    unsafe fn ibv_query_qp(&self, qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) -> c_int {
+        // SAFETY: the contract of the trait.
+        let (told, told_init) = match unsafe { qp::query(qp, mask) } {
+            Ok(told) => told,
+            Err(errno) => return errno,
+        };
+        // SAFETY: a place for the result (contract of the trait).
+        unsafe { attr.write(told) };
+        // SAFETY: as above.
+        unsafe { init.write(told_init) };
+        0
     }
 
     unsafe fn ibv_get_async_event(&self, _: *mut ibv_context, event: *mut ibv_async_event) -> c_int {

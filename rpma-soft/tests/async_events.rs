@@ -51,6 +51,9 @@ fn overflow_of_a_completion_queue_is_an_error_of_it_and_of_its_queue_pairs() {
     // What fits is there, and what came too late is lost.
     let mut wc = vec![ibv_wc::default(); 8];
     assert_eq!(small.poll(&mut wc).unwrap(), room as usize);
+    for (_, server) in &pairs {
+        assert_eq!(server.qp.query(IBV_QP_STATE).unwrap().0.qp_state, IBV_QPS_ERR);
+    }
     assert_eq!(events.take().unwrap(), None);
 }
 

@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use rpma_sys::bindings::ibv_pd;
+use rpma_sys::bindings::{
+    IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_WRITE, ibv_access_flags, ibv_pd,
+};
 
 use super::async_events::Subject;
 use super::cq::{Cq, Entry};
@@ -17,6 +20,7 @@ use super::knock::Knocking;
 use super::listener::Listener;
 use super::memory::DeviceMemory;
 use super::mr::DefaultPd;
+use super::qp_state::Agreed;
 use crate::cm::{Event, Kind, Limits, Machine, StreamEnd};
 use crate::driver::{Driver, Moved, Socket, Source, Stream, Token, lock, wait_while};
 use crate::rc::{RcQp, RequesterConfig, ResponderConfig};
@@ -83,6 +87,7 @@ pub(crate) struct QpSlot {
     pub(crate) recv_cq: Arc<Cq>,
     /// What its asynchronous events are about.
     pub(super) subject: Arc<Subject>,
+    pub(super) agreed: Agreed,
     /// The core knows that there is no stream any more.
     pub(super) told_gone: bool,
 }
@@ -90,17 +95,8 @@ pub(crate) struct QpSlot {
 impl QpSlot {
     /// A queue pair that was just made.
     pub(crate) fn new(core: RcQp<DeviceMemory>, number: u32, send_cq: Arc<Cq>, recv_cq: Arc<Cq>, subject: Arc<Subject>) -> Self {
-        Self { core, number, send_cq, recv_cq, subject, told_gone: false }
+        Self { core, number, send_cq, recv_cq, subject, agreed: Agreed::default(), told_gone: false }
     }
-}
-
-/// How the two ends' parameters of the connection manager meet.
-#[derive(Debug, Clone, Copy)]
-struct Terms {
-    resources: u8,
-    depth: u8,
-    rnr_retry: u8,
-    retry: u8,
 }
 
 impl Connection {
@@ -270,13 +266,15 @@ impl Connection {
     pub(crate) fn accept(&self, accept: Accept) -> io::Result<()> {
         let mut state = self.state();
         let Some(&request) = state.cm.request() else { return Err(invalid()) };
-        let terms = Terms {
+        let agreed = Agreed {
+            peer: Some(request.qp_num),
             resources: accept.responder_resources,
             depth: accept.initiator_depth,
             rnr_retry: request.rnr_retry_count,
             retry: request.retry_count,
+            ..Agreed::default()
         };
-        self.ready_qp(&mut state, terms)?;
+        self.ready_qp(&mut state, agreed)?;
         state.cm.accept(Instant::now(), accept).map_err(|_| invalid())?;
         self.run(&mut state);
         Ok(())
@@ -308,13 +306,15 @@ impl Connection {
     /// The program takes the answer to its request: its queue pair becomes ready, and the other end is told.
     pub(crate) fn establish(&self, accept: &Accept) -> io::Result<()> {
         let mut state = self.state();
-        let terms = Terms {
+        let agreed = Agreed {
+            peer: Some(accept.qp_num),
             resources: accept.initiator_depth,
             depth: accept.responder_resources,
             rnr_retry: accept.rnr_retry_count,
             retry: state.retry,
+            ..Agreed::default()
         };
-        let ready = self.ready_qp(&mut state, terms);
+        let ready = self.ready_qp(&mut state, agreed);
         match &ready {
             Ok(()) => state.cm.establish(),
             // Nothing else can be done with it; the other end is told.
@@ -355,14 +355,17 @@ impl Connection {
         self.run(&mut state);
     }
 
-    fn ready_qp(&self, state: &mut State, terms: Terms) -> io::Result<()> {
+    fn ready_qp(&self, state: &mut State, agreed: Agreed) -> io::Result<()> {
         let Some(qp) = &mut state.qp else { return Ok(()) };
         let config = &self.device.config;
-        let retry_time = config.ack_timeout.saturating_mul(u32::from(terms.retry) + 1);
+        let retry_time = config.ack_timeout.saturating_mul(u32::from(agreed.retry) + 1);
         let rnr_timer = RnrTimer::from_code(RNR_TIMER).expect("0 is a code");
-        qp.core.to_ready_to_receive(ResponderConfig { resources: terms.resources, rnr_timer }).map_err(|_| invalid())?;
-        let requester = RequesterConfig { depth: terms.depth, rnr_retry: terms.rnr_retry, retry_time: Some(retry_time) };
+        qp.core.to_ready_to_receive(ResponderConfig { resources: agreed.resources, rnr_timer }).map_err(|_| invalid())?;
+        let requester = RequesterConfig { depth: agreed.depth, rnr_retry: agreed.rnr_retry, retry_time: Some(retry_time) };
         qp.core.to_ready_to_send(requester).map_err(|_| invalid())?;
+        let timeout = ack_timeout_code(config.ack_timeout);
+        qp.agreed = Agreed { timeout, rnr_timer: RNR_TIMER, ..agreed };
+        qp.allow(allowed(&self.device, agreed.resources));
         // Work fails as a retry that was in vain, and not before.
         Self::look_for_life(state, config.vanished_after.max(retry_time));
         Ok(())
@@ -443,6 +446,23 @@ impl Connection {
         qp.recv_cq.detach(qp.number);
     }
 
+    /// Resets its queue pair, if it has one. Nothing of it is under way any more when this returns.
+    pub(crate) fn reset_qp(&self) -> bool {
+        let mut state = self.state();
+        let state = &mut *state;
+        let Some(qp) = &mut state.qp else { return false };
+        qp.core.reset();
+        qp.send_cq.forget(qp.number);
+        qp.recv_cq.forget(qp.number);
+        if let Some(stream) = &mut state.stream
+            && let Err(end) = stream.forget_qp()
+        {
+            self.end_stream(state, end);
+        }
+        self.run(state);
+        true
+    }
+
     /// Does something with the queue pair, and what follows from it.
     pub(crate) fn with_qp<T>(&self, f: impl FnOnce(&mut QpSlot) -> T) -> Option<T> {
         self.guarded(&mut self.state(), |state| {
@@ -494,6 +514,28 @@ impl Connection {
 
 /// As the kernel's connection manager: 655 ms. `ibv_modify_qp(3)` has the table.
 const RNR_TIMER: u8 = 0;
+
+/// What the peer may ask for, as the kernel's connection manager sets it: `cm_init_qp_init_attr` in cm.c.
+fn allowed(device: &Device, resources: u8) -> ibv_access_flags {
+    let mut access = IBV_ACCESS_REMOTE_WRITE;
+    if resources != 0 {
+        access |= IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+        if device.config.native_flush {
+            access |= IBV_ACCESS_FLUSH_GLOBAL | IBV_ACCESS_FLUSH_PERSISTENT;
+        }
+    }
+    access
+}
+
+/// The code of an acknowledge time-out, rounded up: 4.096 µs times two to the power of it (`ibv_modify_qp(3)`).
+fn ack_timeout_code(time: Duration) -> u8 {
+    (1..31).find(|code| ack_timeout(*code) >= time).unwrap_or(31)
+}
+
+/// The acknowledge time-out with this code.
+fn ack_timeout(code: u8) -> Duration {
+    Duration::from_nanos(4096 << code.min(31))
+}
 
 impl Drop for Connection {
     fn drop(&mut self) {

@@ -189,6 +189,11 @@ impl Cq {
     /// A queue pair is destroyed: what the program has not polled of it is gone.
     pub(crate) fn detach(&self, qp_num: u32) {
         lock(&self.users).retain(|(user, _)| *user != qp_num);
+        self.forget(qp_num);
+    }
+
+    /// A queue pair is reset: what the program has not polled of it is gone.
+    pub(crate) fn forget(&self, qp_num: u32) {
         lock(&self.state).entries.retain(|entry| entry.qp_num != qp_num);
     }
 

@@ -10,7 +10,7 @@ use rpma_sys::bindings::*;
 
 use super::connection::Connection;
 use super::event_channel::Waiting;
-use super::id::{Own, create_event_channel, new_id, of_channel, show_addresses};
+use super::id::{Own, create_event_channel, new_id, of_channel, show_addresses, show_state};
 use super::synchronous::is_synchronous;
 use crate::cm::{Event, Kind, Voice};
 use crate::wire::Accept;
@@ -68,16 +68,26 @@ unsafe fn tell(channel: *mut rdma_event_channel, waiting: Waiting) -> io::Result
                 && of.has_qp()
             {
                 match of.establish(accept) {
-                    Ok(()) => event.kind = Kind::Established,
+                    Ok(()) => {
+                        event.kind = Kind::Established;
+                        // SAFETY: an identifier is not freed before its event is acknowledged.
+                        unsafe { show_state(handle, IBV_QPS_RTS) };
+                    }
                     Err(e) => {
                         let status = -e.raw_os_error().unwrap_or(libc::EINVAL);
                         event = Event { kind: Kind::ConnectError, status, voice: Voice::None };
                         of.qp_to_error();
+                        // SAFETY: as above.
+                        unsafe { show_state(handle, IBV_QPS_ERR) };
                     }
                 }
             }
         }
-        Kind::Rejected | Kind::Unreachable | Kind::ConnectError => of.qp_to_error(),
+        Kind::Rejected | Kind::Unreachable | Kind::ConnectError => {
+            of.qp_to_error();
+            // SAFETY: an identifier is not freed before its event is acknowledged.
+            unsafe { show_state(handle, IBV_QPS_ERR) };
+        }
         Kind::AddrResolved | Kind::RouteResolved | Kind::Established | Kind::Disconnected | Kind::TimewaitExit => {}
     }
     raw.event = number(event.kind);

@@ -15,6 +15,7 @@ use super::address;
 use super::connection::{Connection, invalid};
 use super::device::{Device, limit};
 use super::event_channel::EventChannel;
+use super::qp;
 use super::synchronous::{acknowledge, complete};
 use crate::cm::Kind;
 use crate::driver::{Socket, is_any, source_for};
@@ -460,6 +461,9 @@ pub(crate) unsafe fn accept(id: *mut rdma_cm_id, param: *const rdma_conn_param) 
     if accepted.is_err() {
         // If there was nothing to reject, that is why it failed.
         let _ = shared.reject(PrivateData::default());
+    } else {
+        // SAFETY: live (contract above).
+        unsafe { show_state(id, IBV_QPS_RTS) };
     }
     accepted?;
     // SAFETY: live (contract above).
@@ -503,6 +507,22 @@ pub(crate) unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8) -
 pub(crate) unsafe fn disconnect(id: *mut rdma_cm_id) -> io::Result<()> {
     // SAFETY: live (contract above).
     unsafe { of_id(id) }.disconnect()?;
-    // SAFETY: as above.
+    // SAFETY: live (contract above), and so is a queue pair in it.
+    unsafe { show_state(id, IBV_QPS_ERR) };
+    // SAFETY: live (contract above).
     unsafe { complete(id) }
+}
+
+/// Shows the program a state of the identifier's queue pair, if it has one.
+///
+/// # Safety
+///
+/// `id` is null or live.
+pub(super) unsafe fn show_state(id: *mut rdma_cm_id, state: ibv_qp_state) {
+    if !id.is_null() {
+        // SAFETY: live (contract above); its fields are changed by calls about it only.
+        let qp = unsafe { (*id).qp };
+        // SAFETY: a queue pair in an identifier is live.
+        unsafe { qp::set_state(qp, state) };
+    }
 }

@@ -30,6 +30,7 @@ pub(crate) mod mr;
 pub(crate) mod post;
 mod progress;
 pub(crate) mod qp;
+mod qp_state;
 pub(crate) mod srq;
 pub(crate) mod srq_calls;
 pub(crate) mod synchronous;

@@ -16,10 +16,10 @@ use super::cq_calls::shared_cq;
 use super::device::limit;
 use super::memory::DeviceMemory;
 use super::mr::of_pd;
-use super::post;
 use super::srq::Srq;
 use super::srq_calls::shared_srq;
-use crate::rc::{QpCapacity, QpConfig, QpState, RcQp, SharedReceives};
+use super::{post, qp_state};
+use crate::rc::{QpCapacity, QpConfig, RcQp, SharedReceives};
 
 /// A queue pair.
 #[repr(C)]
@@ -215,37 +215,59 @@ pub(crate) unsafe fn ops(qp: *mut ibv_qp, ops: u64) -> QpOps {
     QpOps { post_send: post::post_send, post_recv: post::post_recv, ex }
 }
 
-/// `ibv_modify_qp(3)`: to the error state and to reset. What leads to a connection is the connection manager's.
+/// `ibv_modify_qp(3)`.
 ///
 /// # Safety
 ///
 /// `qp` is live, and `attr` holds what `mask` names.
 pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: c_int) -> c_int {
-    if mask.cast_unsigned() != IBV_QP_STATE {
-        return libc::EOPNOTSUPP;
-    }
+    let mask = mask.cast_unsigned();
     // SAFETY: live (contract above).
     let (connection, _) = unsafe { shared(qp) };
-    let done = connection.with_qp(|qp| match attr.qp_state {
-        IBV_QPS_ERR => {
-            qp.core.move_to_error();
-            0
-        }
-        IBV_QPS_RESET => match qp.core.state() {
-            // Data of a connection may be under way otherwise.
-            QpState::Reset | QpState::Init => {
-                qp.core.reset();
-                0
-            }
-            QpState::ReadyToReceive | QpState::ReadyToSend | QpState::Error => libc::EOPNOTSUPP,
-        },
-        IBV_QPS_INIT => qp.core.to_init().map_or(libc::EINVAL, |()| 0),
-        _ => libc::EOPNOTSUPP,
-    });
-    let rc = done.unwrap_or(libc::EINVAL);
-    if rc == 0 {
-        // SAFETY: live (contract above); the state is written by calls that the program does not make at once.
-        unsafe { (*qp).state = attr.qp_state };
+    let rc = qp_state::modify(connection, attr, mask);
+    if rc == 0 && mask & IBV_QP_STATE != 0 {
+        // SAFETY: live (contract above).
+        unsafe { set_state(qp, attr.qp_state) };
     }
     rc
+}
+
+/// Shows the program a state that a call of its brought about, as rdma-core does; what happens by itself is seen by `ibv_query_qp(3)`.
+///
+/// # Safety
+///
+/// `qp` is null or live.
+pub(super) unsafe fn set_state(qp: *mut ibv_qp, state: ibv_qp_state) {
+    if !qp.is_null() {
+        // SAFETY: live (contract above); the state is written by calls that the program does not make at once.
+        unsafe { (*qp).state = state };
+    }
+}
+
+/// `ibv_query_qp(3)`.
+///
+/// # Safety
+///
+/// `qp` is live.
+pub(crate) unsafe fn query(qp: *mut ibv_qp, mask: c_int) -> Result<(ibv_qp_attr, ibv_qp_init_attr), c_int> {
+    // SAFETY: live (contract above).
+    let (connection, _) = unsafe { shared(qp) };
+    let told = connection.with_qp(|slot| (slot.query(), slot.core.config().signal_all));
+    let (attr, signal_all) = told.ok_or(libc::EINVAL)?;
+    if mask.cast_unsigned() & IBV_QP_STATE != 0 {
+        // SAFETY: live (contract above).
+        unsafe { set_state(qp, attr.qp_state) };
+    }
+    // SAFETY: live (contract above); what is read here never changes.
+    let raw = unsafe { &*qp };
+    let init = ibv_qp_init_attr {
+        qp_context: raw.qp_context,
+        send_cq: raw.send_cq,
+        recv_cq: raw.recv_cq,
+        srq: raw.srq,
+        cap: attr.cap,
+        qp_type: raw.qp_type,
+        sq_sig_all: signal_all.into(),
+    };
+    Ok((attr, init))
 }

@@ -27,6 +27,10 @@ impl<L> Responder<L> {
         let no = |op| Ok(Admitted::No(Arrival { msn, op: Some(op) }));
         let yes = |ranges, op| Ok(Admitted::Yes(ranges, Arrival { msn, op }));
         let refuse = |nak| no(Op::Refuse { nak, receive: None });
+        // Before a receive is taken: `check_op_valid` in rxe_resp.c.
+        if !self.allowed.contains(needed(&op)) {
+            return refuse(Nak::InvalidRequest);
+        }
         match op {
             RequestOp::Send { .. } | RequestOp::SendImm { .. } => {
                 let Some(wr) = receives.take() else { return no(Op::NotReady) };
@@ -124,6 +128,17 @@ impl<L> Responder<L> {
                 Err(Nak::InvalidRequest)
             }
         }
+    }
+}
+
+/// What the queue pair has to allow for it, whatever the memory does.
+fn needed(op: &RequestOp) -> Access {
+    match op {
+        RequestOp::Send { .. } | RequestOp::SendImm { .. } => Access::empty(),
+        RequestOp::Write { .. } | RequestOp::WriteImm { .. } | RequestOp::AtomicWrite { .. } => Access::REMOTE_WRITE,
+        RequestOp::Read { .. } => Access::REMOTE_READ,
+        RequestOp::CompareSwap { .. } | RequestOp::FetchAdd { .. } => Access::REMOTE_ATOMIC,
+        RequestOp::Flush { spec, .. } => spec.placement.into(),
     }
 }
 

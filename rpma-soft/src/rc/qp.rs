@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::completion::{Completion, Side};
-use super::memory::{Memory, MemoryFault};
+use super::memory::{Access, Memory, MemoryFault};
 use super::receive::{Receives, SharedReceives};
 use super::requester::{Answered, Requester};
 use super::responder::{Admitted, Arrival, Refused, Responder, event_of};
@@ -14,7 +14,7 @@ use super::{
     PostError, PostListError, QpConfig, QpEvent, QpState, RecvWr, RequesterConfig, ResponderConfig, SendWr, TransitionError,
     WcStatus,
 };
-use crate::wire::{Frame, Request, Response, ResponseOp};
+use crate::wire::{Frame, Request, Response, ResponseOp, RnrTimer};
 
 /// A reliable connected queue pair. See the [module](super) for how it is driven.
 #[derive(Debug)]
@@ -118,6 +118,17 @@ impl<M: Memory> RcQp<M> {
         self.step(QpState::ReadyToSend, &[QpState::ReadyToReceive])?;
         self.requester.configure(config);
         Ok(())
+    }
+
+    /// Sets what the peer may ask for: `ibv_qp_attr::qp_access_flags`. Everything, after it was made or reset. A request that is not
+    /// allowed is refused as an invalid one.
+    pub fn allow(&mut self, allowed: Access) {
+        self.responder.allowed = allowed;
+    }
+
+    /// Sets how long a peer is told to wait where there is no receive: `ibv_qp_attr::min_rnr_timer`.
+    pub fn set_rnr_timer(&mut self, timer: RnrTimer) {
+        self.responder.config.rnr_timer = timer;
     }
 
     /// To [`Error`](QpState::Error), from any state: everything posted completes with a flush error, and the peer gets no more answers.

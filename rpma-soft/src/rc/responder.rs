@@ -122,6 +122,8 @@ pub(super) struct Responder<L> {
     busy_at: Option<Instant>,
     busy_due: bool,
     pub(super) config: ResponderConfig,
+    /// What the peer may ask for.
+    pub(super) allowed: Access,
 }
 
 impl<L> Responder<L> {
@@ -141,6 +143,7 @@ impl<L> Responder<L> {
             busy_at: None,
             busy_due: false,
             config: ResponderConfig { resources: 0, rnr_timer },
+            allowed: Access::all(),
         }
     }
 

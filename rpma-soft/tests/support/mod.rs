@@ -6,6 +6,8 @@
 #![expect(unsafe_code, reason = "registers memory, and looks into it, as the crates above do")]
 #![allow(dead_code, reason = "each test target uses a part of it")]
 
+pub(crate) mod raw;
+
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;

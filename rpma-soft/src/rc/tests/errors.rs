@@ -234,6 +234,43 @@ fn data_that_comes_back_to_memory_that_may_not_be_written_is_a_local_protection_
 }
 
 #[test]
+fn request_that_the_queue_pair_does_not_allow_is_an_invalid_one_and_changes_nothing() {
+    let needed = [
+        Access::REMOTE_WRITE,
+        Access::REMOTE_READ,
+        Access::REMOTE_ATOMIC,
+        Access::REMOTE_ATOMIC,
+        Access::REMOTE_WRITE,
+        Access::FLUSH_PERSISTENT,
+    ];
+    for (index, needed) in needed.into_iter().enumerate() {
+        for (allowed, expected) in [(needed, Success), (!needed, RemoteInvalidRequest)] {
+            let mut pair = Pair::new();
+            let result = pair.ends[A].memory.register(16);
+            let place = remote(pair.ends[B].memory.register(16), 0);
+            pair.ends[B].qp.allow(allowed);
+            let (name, op, data) = remote_ops(place, result)[index].clone();
+            pair.ends[A].post(1, op, data);
+            pair.run();
+            assert_eq!(pair.ends[A].take(), [(1, expected)], "{name}");
+            let changed = pair.ends[B].memory.read(place.addr, 8) != [0; 8];
+            assert!(expected == Success || !changed, "{name}");
+        }
+    }
+}
+
+#[test]
+fn write_with_immediate_that_is_not_allowed_takes_no_receive() {
+    let mut pair = Pair::new();
+    let place = pair.ends[B].memory.register(16);
+    pair.ends[B].post_recv(7, place, 16);
+    pair.ends[B].qp.allow(!Access::REMOTE_WRITE);
+    pair.ends[A].post(1, SendOp::WriteImm { remote: remote(place, 0), imm: [0; 4] }, inline(b"x"));
+    pair.run();
+    assert_eq!((pair.ends[A].take(), pair.ends[B].take()), (vec![(1, RemoteInvalidRequest)], vec![(7, WrFlush)]));
+}
+
+#[test]
 fn reads_and_atomics_at_a_peer_without_resources_are_invalid_requests() {
     let mut without = Setup::default();
     without.responder.resources = 0;
