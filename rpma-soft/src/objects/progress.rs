@@ -97,6 +97,9 @@ impl Connection {
                 self.device.events.tell(IBV_EVENT_QP_FATAL, &qp.subject);
                 qp.core.move_to_error();
             }
+            if state.stream.is_none() && qp.core.state() == QpState::ReadyToSend {
+                qp.core.transmit_to_nobody(now);
+            }
             let in_error = qp.core.state() == QpState::Error;
             match &mut state.stream {
                 Some(stream) if in_error => {

@@ -389,6 +389,20 @@ impl<M: Memory> RcQp<M> {
         self.flush_when_idle();
     }
 
+    /// The stream is over, and the queue pair is not in the error state yet: that is the program's to say, when it learns of the end.
+    /// What is posted goes to nobody until then, and fails as [`WcStatus::RetryExceeded`] after the retry time. To be called again when
+    /// something was posted, or time has passed.
+    pub fn transmit_to_nobody(&mut self, now: Instant) {
+        loop {
+            self.sending_response = false;
+            self.requester.transmit_lost();
+            if self.poll_transmit(now).is_none() {
+                break;
+            }
+        }
+        self.flush_when_idle();
+    }
+
     /// Bytes moved on the stream, in either direction: a long message is no silence.
     pub fn note_progress(&mut self, now: Instant) {
         self.requester.progress(now);

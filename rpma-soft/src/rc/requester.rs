@@ -169,9 +169,14 @@ impl Requester {
     /// The request being sent is in the stream, to its last byte.
     pub(super) fn transmit_done(&mut self, now: Instant) {
         if self.sending == Sending::Next {
-            self.sent += 1;
             self.progress = Some(now);
         }
+        self.transmit_lost();
+    }
+
+    /// The request being sent is gone: as sent, but without any progress.
+    pub(super) fn transmit_lost(&mut self) {
+        self.sent += usize::from(self.sending == Sending::Next);
         self.sending = Sending::No;
     }
 

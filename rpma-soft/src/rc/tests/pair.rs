@@ -324,6 +324,11 @@ impl Pair {
         }
     }
 
+    /// A's driver drops what it was sending.
+    pub(super) fn cut_at_sender(&mut self) {
+        self.ends[A].sending = None;
+    }
+
     /// Everything that was posted is over, and nothing is kept.
     #[track_caller]
     pub(super) fn assert_empty(&mut self) {

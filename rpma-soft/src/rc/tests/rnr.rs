@@ -253,3 +253,66 @@ fn vanished_peer_completes_everything_and_one_completion_names_the_cause() {
     pair.cut();
     assert_eq!(pair.ends[A].take(), [(1, WrFlush)]);
 }
+
+// ---- a stream that is over, while the program does not know ----
+
+/// The stream ends, and nobody moves the queue pairs to the error state.
+fn end_stream(pair: &mut Pair) {
+    pair.is_cut = true;
+    pair.ends[A].inbound.clear();
+    pair.ends[A].qp.transmit_to_nobody(pair.now);
+}
+
+/// Time passes, and A's driver does what is due.
+fn pass_alone(pair: &mut Pair, time: Duration) {
+    pair.now += time;
+    pair.ends[A].qp.handle_timeout(pair.now);
+    pair.ends[A].qp.transmit_to_nobody(pair.now);
+}
+
+#[test]
+fn work_that_was_not_sent_when_the_stream_ended_fails_after_the_retry_time() {
+    let mut pair = with_rnr_retry(7);
+    // The second waits behind the first, which waits for a receive.
+    pair.ends[A].post(1, SendOp::Send, inline(b"1"));
+    pair.run();
+    pair.ends[A].post(2, SendOp::Send, inline(b"2"));
+    end_stream(&mut pair);
+    pass_alone(&mut pair, RNR_TIME);
+    pass_alone(&mut pair, RETRY_TIME - Duration::from_micros(1));
+    assert_eq!(pair.ends[A].take(), []);
+    pass_alone(&mut pair, Duration::from_micros(1));
+    assert_eq!(pair.ends[A].take(), [(1, RetryExceeded), (2, WrFlush)]);
+    assert_eq!(pair.ends[A].qp.state(), QpState::Error);
+}
+
+#[test]
+fn work_posted_after_the_end_of_the_stream_fails_after_the_retry_time_and_more_of_it_puts_nothing_off() {
+    let mut pair = Pair::new();
+    let mr = pair.ends[A].memory.register(16);
+    end_stream(&mut pair);
+    pass_alone(&mut pair, 10 * RETRY_TIME);
+    assert_eq!(pair.ends[A].qp.state(), QpState::ReadyToSend, "nothing was posted");
+    for wr_id in 0..8 {
+        pair.ends[A].post(wr_id, SendOp::Read { remote: remote(mr, 0) }, local(mr, 0, 8));
+        pair.ends[A].qp.transmit_to_nobody(pair.now);
+        assert_eq!(pair.ends[A].take(), []);
+        pass_alone(&mut pair, RETRY_TIME / 8);
+    }
+    let statuses: Vec<_> = pair.ends[A].take().into_iter().map(|(_, status)| status).collect();
+    assert_eq!((statuses[0], &statuses[1..]), (RetryExceeded, &[WrFlush; 7][..]));
+    assert_eq!((pair.ends[A].memory.leases(), pair.ends[A].qp.held()), (0, 0));
+}
+
+#[test]
+fn message_that_was_half_sent_when_the_stream_ended_fails_too_and_holds_no_memory() {
+    let mut pair = Pair::new();
+    let src = pair.ends[A].memory.register(1000);
+    pair.ends[A].post(1, SendOp::Send, local(src, 0, 1000));
+    pair.send(A, 100);
+    pair.cut_at_sender();
+    end_stream(&mut pair);
+    assert_eq!(pair.ends[A].memory.leases(), 0);
+    pass_alone(&mut pair, RETRY_TIME);
+    assert_eq!(pair.ends[A].take(), [(1, RetryExceeded)]);
+}
