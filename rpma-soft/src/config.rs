@@ -49,7 +49,7 @@ impl Default for SoftConfig {
 }
 
 /// Longer is for ever, and no clock reaches that.
-const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 impl SoftConfig {
     /// With times that can be added to an instant.

@@ -1,4 +1,5 @@
-//! A peer that is gone, and a program that never reads the event that says so.
+//! A peer that is gone, and a program that never reads the event that says so. On soft-RoCE (Linux 6.12) nothing of this completes within
+//! a minute, measured with these tests; adapters give up after the retry time.
 
 mod support;
 
@@ -38,8 +39,6 @@ fn work_posted_after_the_end_completes_within_the_retry_time() {
     let start = Instant::now();
     client.send(7, b"x");
     assert_eq!(completions(&client.send_cq, 1), [(7, IBV_WC_RETRY_EXC_ERR)]);
-    if support::is_soft() {
-        let time = start.elapsed();
-        assert!(time >= 8 * ACK_TIMEOUT && time < 8 * ACK_TIMEOUT + Duration::from_secs(10), "{time:?}");
-    }
+    let time = start.elapsed();
+    assert!(time >= 8 * ACK_TIMEOUT && time < 8 * ACK_TIMEOUT + Duration::from_secs(10), "{time:?}");
 }

@@ -18,14 +18,31 @@ fn family(addr: &SocketAddr) -> AddressFamily {
 }
 
 impl Socket {
-    /// A socket that is bound to `addr`; port 0 is one that the kernel picks.
-    pub(crate) fn bound(addr: SocketAddr) -> io::Result<Self> {
+    /// A socket that is bound to `addr`; port 0 is one that the kernel picks. `v6only`: the IPv6 wildcard address leaves out IPv4.
+    pub(crate) fn bound(addr: SocketAddr, v6only: Option<bool>) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = net::socket_with(family(&addr), SocketType::STREAM, flags, None)?;
         // A port of a connection that just ended can be listened on again. With port 0 it would let two sockets have the same one.
         sockopt::set_socket_reuseaddr(&socket, addr.port() != 0)?;
+        if let (SocketAddr::V6(_), Some(v6only)) = (addr, v6only) {
+            sockopt::set_ipv6_v6only(&socket, v6only)?;
+        }
         net::bind(&socket, &addr)?;
         Ok(Self(socket))
+    }
+
+    /// Lets another socket be bound to its address.
+    pub(crate) fn allow_reuse(&self) -> io::Result<()> {
+        Ok(sockopt::set_socket_reuseaddr(&self.0, true)?)
+    }
+
+    /// Sets the type of service of its packets, as far as it can be: an IPv6 socket carries IPv4 too.
+    pub(crate) fn set_tos(&self, tos: u8) {
+        let v4 = sockopt::set_ip_tos(&self.0, tos);
+        let v6 = sockopt::set_ipv6_tclass(&self.0, tos.into());
+        if let (Err(e), Err(_)) = (v4, v6) {
+            log::warn!("packets go without the type of service {tos:#x}: {e}");
+        }
     }
 
     /// Its address.
@@ -167,7 +184,7 @@ mod tests {
 
     #[test]
     fn port_whose_server_went_first_can_be_listened_on_at_once() {
-        let listening = Socket::bound((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let listening = Socket::bound((Ipv4Addr::LOCALHOST, 0).into(), None).unwrap();
         let addr = listening.local().unwrap();
         listening.listen(1).unwrap();
         let client = TcpStream::connect(addr).unwrap();
@@ -180,7 +197,7 @@ mod tests {
         };
         // As the kernel does when a process is killed: the server's end waits for the client's, and keeps the port.
         drop((accepted, listening));
-        Socket::bound(addr).unwrap().listen(1).unwrap();
+        Socket::bound(addr, None).unwrap().listen(1).unwrap();
         drop(client);
     }
 }

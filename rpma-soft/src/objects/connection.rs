@@ -20,8 +20,10 @@ use super::knock::Knocking;
 use super::listener::Listener;
 use super::memory::DeviceMemory;
 use super::mr::DefaultPd;
+use super::options::Options;
 use super::qp_state::Agreed;
 use crate::cm::{Event, Kind, Limits, Machine, StreamEnd};
+use crate::config::LONGEST;
 use crate::driver::{Driver, Moved, Socket, Source, Stream, Token, lock, wait_while};
 use crate::rc::{RcQp, RequesterConfig, ResponderConfig};
 use crate::wire::{Accept, ConnectRequest, PrivateData, Reject, RnrTimer};
@@ -76,6 +78,7 @@ pub(crate) struct State {
     pub(super) look_at: Option<Instant>,
     /// The retry count that we asked with.
     retry: u8,
+    pub(super) options: Options,
 }
 
 /// A queue pair.
@@ -153,6 +156,7 @@ impl Connection {
                     vanished_after: Duration::ZERO,
                     look_at: None,
                     retry: 0,
+                    options: Options::default(),
                 }),
             }
         });
@@ -358,16 +362,16 @@ impl Connection {
     fn ready_qp(&self, state: &mut State, agreed: Agreed) -> io::Result<()> {
         let Some(qp) = &mut state.qp else { return Ok(()) };
         let config = &self.device.config;
-        let retry_time = config.ack_timeout.saturating_mul(u32::from(agreed.retry) + 1);
+        let tries = u32::from(agreed.retry) + 1;
+        let (timeout, retry_time) = state.options.retry_time(config.ack_timeout, tries);
         let rnr_timer = RnrTimer::from_code(RNR_TIMER).expect("0 is a code");
         qp.core.to_ready_to_receive(ResponderConfig { resources: agreed.resources, rnr_timer }).map_err(|_| invalid())?;
-        let requester = RequesterConfig { depth: agreed.depth, rnr_retry: agreed.rnr_retry, retry_time: Some(retry_time) };
+        let requester = RequesterConfig { depth: agreed.depth, rnr_retry: agreed.rnr_retry, retry_time };
         qp.core.to_ready_to_send(requester).map_err(|_| invalid())?;
-        let timeout = ack_timeout_code(config.ack_timeout);
         qp.agreed = Agreed { timeout, rnr_timer: RNR_TIMER, ..agreed };
         qp.allow(allowed(&self.device, agreed.resources));
         // Work fails as a retry that was in vain, and not before.
-        Self::look_for_life(state, config.vanished_after.max(retry_time));
+        Self::look_for_life(state, config.vanished_after.max(retry_time.unwrap_or(LONGEST)));
         Ok(())
     }
 
@@ -525,16 +529,6 @@ fn allowed(device: &Device, resources: u8) -> ibv_access_flags {
         }
     }
     access
-}
-
-/// The code of an acknowledge time-out, rounded up: 4.096 µs times two to the power of it (`ibv_modify_qp(3)`).
-fn ack_timeout_code(time: Duration) -> u8 {
-    (1..31).find(|code| ack_timeout(*code) >= time).unwrap_or(31)
-}
-
-/// The acknowledge time-out with this code.
-fn ack_timeout(code: u8) -> Duration {
-    Duration::from_nanos(4096 << code.min(31))
 }
 
 impl Drop for Connection {

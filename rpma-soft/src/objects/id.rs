@@ -212,7 +212,8 @@ impl Connection {
         if state.local.is_some() {
             return Err(invalid());
         }
-        let socket = Socket::bound(addr)?;
+        let socket = Socket::bound(addr, state.options.v6only)?;
+        state.options.tos.into_iter().for_each(|tos| socket.set_tos(tos));
         state.local = Some(with_scope_of(socket.local()?, addr));
         state.bound = Some(socket);
         Ok(())
@@ -284,6 +285,26 @@ fn with_scope_of(addr: SocketAddr, asked: SocketAddr) -> SocketAddr {
         }
         (addr, _) => addr,
     }
+}
+
+/// `rdma_set_option(3)`.
+///
+/// # Safety
+///
+/// `id` is live, and `value` leads to `len` bytes.
+pub(crate) unsafe fn set_option(
+    id: *mut rdma_cm_id,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: usize,
+) -> io::Result<()> {
+    // None of them is longer; what is too long is refused for its length.
+    let len = u8::try_from(len).unwrap_or(u8::MAX);
+    // SAFETY: the contract of this function.
+    let value = unsafe { bytes(value, len) };
+    // SAFETY: live (contract above).
+    unsafe { of_id(id) }.set_option(level, name, value)
 }
 
 /// `rdma_listen(3)`.

@@ -54,8 +54,9 @@ impl Connection {
             return;
         }
         // A socket that was refused has lost its port if the kernel had picked that: only a new one is bound to it for sure.
-        match Socket::bound(from) {
+        match Socket::bound(from, None) {
             Ok(socket) => {
+                state.options.tos.into_iter().for_each(|tos| socket.set_tos(tos));
                 self.try_once(state, socket, to, now);
                 // The connection manager's own went with the stream that was refused.
                 if let Some(stream) = &mut state.stream {

@@ -77,6 +77,13 @@ impl Connection {
     }
 }
 
+impl Listener {
+    /// The socket.
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+}
+
 /// Takes in whoever connected.
 pub(super) fn ready(connection: &Arc<Connection>, mut state: MutexGuard<'_, State>) {
     let mut new = Vec::new();

@@ -27,6 +27,7 @@ pub(crate) mod loose_qp;
 mod maps;
 pub(crate) mod memory;
 pub(crate) mod mr;
+mod options;
 pub(crate) mod post;
 mod progress;
 pub(crate) mod qp;

@@ -271,7 +271,34 @@ pub(crate) struct Asked {
     pub(crate) request: rdma_conn_param,
 }
 
+/// With an option of the client's identifier.
+pub(crate) fn ask_with(provider: &ProviderRef, name: u32, value: &[u8]) -> Asked {
+    ask_prepared(provider, false, false, |id| assert_eq!(set_on(provider, id, RDMA_OPTION_ID, name, value), 0))
+}
+
+/// `rdma_set_option(3)` on a new identifier: the errno.
+pub(crate) fn set_option(provider: &ProviderRef, level: u32, name: u32, value: &[u8]) -> c_int {
+    let (channel, id) = new_id(provider);
+    let errno = set_on(provider, id, level, name, value);
+    // SAFETY: live, and not used any more.
+    done(unsafe { provider.rdma_destroy_id(id) });
+    // SAFETY: live, and not used any more.
+    unsafe { provider.rdma_destroy_event_channel(channel) };
+    errno
+}
+
+fn set_on(provider: &ProviderRef, id: *mut rdma_cm_id, level: u32, name: u32, value: &[u8]) -> c_int {
+    let (level, name) = (level.cast_signed(), name.cast_signed());
+    // SAFETY: live, and so many bytes, which the call only reads.
+    let rc = unsafe { provider.rdma_set_option(id, level, name, value.as_ptr().cast_mut().cast(), value.len()) };
+    if rc == 0 { 0 } else { io::Error::last_os_error().raw_os_error().unwrap() }
+}
+
 pub(crate) fn ask(provider: &ProviderRef, client_srq: bool, server_srq: bool) -> Asked {
+    ask_prepared(provider, client_srq, server_srq, |_| {})
+}
+
+fn ask_prepared(provider: &ProviderRef, client_srq: bool, server_srq: bool, prepare: impl FnOnce(*mut rdma_cm_id)) -> Asked {
     let (listening, listener) = new_id(provider);
     let mut addr = sockaddr();
     // SAFETY: live, and a whole address.
@@ -283,6 +310,7 @@ pub(crate) fn ask(provider: &ProviderRef, client_srq: bool, server_srq: bool) ->
     // SAFETY: bound to an address of this kind.
     addr.sin_port = unsafe { bound.__bindgen_anon_1.src_sin.sin_port };
     let (channel, id) = new_id(provider);
+    prepare(id);
     // SAFETY: live, and a whole address.
     done(unsafe { provider.rdma_resolve_addr(id, null_mut(), (&raw mut addr).cast(), 10_000) });
     assert_eq!(next_event(provider, channel).0, RDMA_CM_EVENT_ADDR_RESOLVED);
