@@ -335,7 +335,7 @@ impl Requester {
             wr_id: wqe.wr.wr_id,
             status,
             opcode: WcOpcode::of(&wqe.wr.op),
-            byte_len: if success { wqe.len_bytes } else { 0 },
+            byte_len: if success { wqe.told_bytes() } else { 0 },
             imm: None,
             side: Side::Send,
             solicited: !success,
@@ -377,6 +377,15 @@ impl Requester {
 }
 
 impl Wqe {
+    /// What its completion tells: `ibv_wc::byte_len`. Soft-RoCE counts what a flush covers and what an atomic write carries too.
+    fn told_bytes(&self) -> u32 {
+        match self.wr.op {
+            SendOp::Flush { spec, .. } => u32::try_from(spec.len_bytes).unwrap_or(u32::MAX),
+            SendOp::AtomicWrite { .. } => 8,
+            _ => self.len_bytes,
+        }
+    }
+
     fn sges(&self) -> &[super::Sge] {
         match &self.wr.data {
             Data::Sges(sges) => sges,
