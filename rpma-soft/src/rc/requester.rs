@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::completion::{Completion, Side};
-use super::memory::{Access, Claim, Extent, Key, Memory, Range, lease_list};
+use super::memory::{Access, Memory, Range, lease_list};
 use super::transmit::{Payload, Transmit};
 use super::{Data, PdNumber, PostError, ProtocolError, QpConfig, RequesterConfig, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
 use crate::wire::{Frame, MAX_MESSAGE_BYTES, Nak, Request, RequestOp, Response, ResponseOp};
@@ -396,12 +396,15 @@ impl Wqe {
 
 /// Puts the result of an atomic operation where the request wants it.
 fn place_original<M: Memory>(memory: &M, pd: PdNumber, wqe: &Wqe, original: u64) -> Option<()> {
-    let sge = wqe.sges().first()?;
-    let extent = Extent::Range { addr: sge.addr, len_bytes: 8 };
-    let claim = Claim { pd, key: Key::Local(sge.lkey), extent, access: Access::LOCAL_WRITE };
-    let lease = memory.lease(&claim).ok()?;
     // In host order, as adapters with `IBV_ATOMIC_HCA` and soft-RoCE deliver it.
-    memory.copy_in(&lease, sge.addr, &original.to_ne_bytes()).ok()
+    let bytes = original.to_ne_bytes();
+    let mut rest = &bytes[..];
+    for Range { lease, addr, len_bytes } in lease_list(memory, pd, wqe.sges(), wqe.len_bytes, Access::LOCAL_WRITE).ok()? {
+        let (here, further) = rest.split_at_checked(len_bytes as usize)?;
+        memory.copy_in(&lease, addr, here).ok()?;
+        rest = further;
+    }
+    Some(())
 }
 
 /// Checks a request against what the queue pair was granted, and returns the length of its data.
@@ -425,11 +428,9 @@ fn check(wr: &SendWr, config: &QpConfig) -> Result<u32, PostError> {
     }
     match &wr.op {
         SendOp::Flush { .. } | SendOp::AtomicWrite { .. } if wr.data != Data::default() => Err(PostError::Data),
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => match &wr.data {
-            // One range that takes the original value, as rdma-core's `validate_send_wr` has it.
-            Data::Sges(sges) if sges.first().is_some_and(|sge| sge.len_bytes >= 8) => Ok(8),
-            _ => Err(PostError::Data),
-        },
+        // Ranges that take the original value, as rdma-core's `validate_send_wr` has it.
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if len_bytes >= 8 => Ok(8),
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Err(PostError::Data),
         _ => match u32::try_from(len_bytes) {
             Ok(len_bytes) if len_bytes <= MAX_MESSAGE_BYTES => Ok(len_bytes),
             _ => Err(PostError::Length { len_bytes, max_bytes: MAX_MESSAGE_BYTES }),
