@@ -149,8 +149,13 @@ pub(crate) unsafe fn reg_mr(
 }
 
 fn new_region(device: &Device, new: NewRegion, access: c_uint) -> io::Result<(u32, Arc<Region>)> {
-    const HINTS: c_uint = IBV_ACCESS_HUGETLB | IBV_ACCESS_RELAXED_ORDERING;
+    // Of the optional ones a device ignores what it does not know: `ibv_reg_mr(3)`. `IBV_ACCESS_OPTIONAL_RANGE` in verbs.h.
+    const OPTIONAL: c_uint = 0x3FF0_0000;
+    const HINTS: c_uint = IBV_ACCESS_HUGETLB | OPTIONAL;
     let mut rights = access & !HINTS;
+    if rights & IBV_ACCESS_ZERO_BASED != 0 {
+        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+    }
     if rights & IBV_ACCESS_ON_DEMAND != 0 {
         if !device.config.on_demand_paging {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
@@ -166,7 +171,9 @@ fn new_region(device: &Device, new: NewRegion, access: c_uint) -> io::Result<(u3
     if rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !rights.contains(Access::LOCAL_WRITE) {
         return Err(invalid());
     }
-    if new.len_bytes == 0 || new.iova.checked_add(new.len_bytes).is_none() {
+    // As the kernel's `ib_umem_get`, which counts pages in 32 bits.
+    let too_many = new.len_bytes / rustix::param::page_size() as u64 >= u64::from(u32::MAX);
+    if new.len_bytes == 0 || too_many || new.iova.checked_add(new.len_bytes).is_none() {
         return Err(invalid());
     }
     let fault = || io::Error::from_raw_os_error(libc::EFAULT);
