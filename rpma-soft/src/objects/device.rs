@@ -152,6 +152,7 @@ pub(crate) fn attributes(config: &SoftConfig) -> ibv_device_attr_ex {
         vendor_id: VENDOR_ID,
         max_qp: 0xFF_FFFF,
         max_qp_wr: int(limit::QP_WR),
+        device_cap_flags: RC_RNR_NAK_GEN,
         max_sge: int(limit::SGE),
         max_sge_rd: int(limit::SGE),
         max_cq: 0xFF_FFFF,
@@ -184,6 +185,10 @@ pub(crate) fn attributes(config: &SoftConfig) -> ibv_device_attr_ex {
     attr
 }
 
+/// `IBV_DEVICE_RC_RNR_NAK_GEN`.
+const RC_RNR_NAK_GEN: u32 = 1 << 12;
+/// `IBV_PORT_CM_SUP`.
+const PORT_CM_SUP: u32 = 1 << 16;
 /// `IB_UVERBS_DEVICE_FLUSH_GLOBAL` and `IB_UVERBS_DEVICE_FLUSH_PERSISTENT`.
 const FLUSH_BITS: u64 = 1 << 38 | 1 << 39;
 /// `IB_UVERBS_DEVICE_ATOMIC_WRITE`.
@@ -196,8 +201,10 @@ pub(crate) fn port_attributes() -> ibv_port_attr {
         max_mtu: IBV_MTU_4096,
         active_mtu: IBV_MTU_4096,
         gid_tbl_len: super::gids::table().map_or(0, |all| c_int::try_from(all.len()).unwrap_or(c_int::MAX)),
+        port_cap_flags: PORT_CM_SUP,
         max_msg_sz: MAX_MESSAGE_BYTES,
         pkey_tbl_len: 1,
+        max_vl_num: 1,
         active_width: 1,
         active_speed: 1,
         // "LinkUp"
