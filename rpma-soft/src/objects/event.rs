@@ -61,6 +61,7 @@ unsafe fn tell(channel: *mut rdma_event_channel, waiting: Waiting) -> io::Result
             // SAFETY: the listener is not freed before this event is acknowledged.
             raw.id = unsafe { requested(channel, handle, child) }?;
             raw.listen_id = handle;
+            of.request_taken();
         }
         Kind::ConnectResponse => {
             // Whose queue pair is not the identifier's does the rest itself: `rdma_establish(3)`.

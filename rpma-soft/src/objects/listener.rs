@@ -26,6 +26,9 @@ pub(crate) struct Listener {
     socket: Socket,
     backlog: usize,
     strangers: VecDeque<Arc<Stranger>>,
+    /// Requests beyond the backlog, which the program hears of when it has taken others. The kernel drops them and their clients ask
+    /// again, to the same effect (`ENOMEM` in `cm_destroy_id`).
+    beyond: VecDeque<(ConnectRequest, Stream)>,
 }
 
 /// Somebody who connected and has not said what it wants.
@@ -52,7 +55,7 @@ impl Connection {
         }
         self.driver.watch(&socket, self.token)?;
         let backlog = usize::try_from(backlog).ok().filter(|&backlog| backlog > 0).map_or(BACKLOG, |asked| asked.min(BACKLOG));
-        state.listener = Some(Listener { socket, backlog, strangers: VecDeque::new() });
+        state.listener = Some(Listener { socket, backlog, strangers: VecDeque::new(), beyond: VecDeque::new() });
         drop(state);
         // Whoever connected before the watch began told itself to nobody.
         self.run_soon();
@@ -60,19 +63,42 @@ impl Connection {
     }
 
     fn admit(&self, request: ConnectRequest, mut stream: Stream) {
-        let backlog = match &self.state().listener {
-            Some(listener) => listener.backlog,
-            None => return,
-        };
-        if self.requests() >= backlog {
+        let mut state = self.state();
+        let Some(listener) = &mut state.listener else { return };
+        if listener.beyond.len() >= STRANGERS {
             stream.send(CmFrame::Reject(crate::wire::Reject { reason: 28, private_data: PrivateData::default() }));
             return stream.close();
         }
+        listener.beyond.push_back((request, stream));
+        self.let_in(state);
+    }
+
+    /// Tells the program of requests, as far as there is room.
+    fn let_in(&self, mut state: MutexGuard<'_, State>) {
+        let waiting = self.requests();
+        let Some(listener) = &mut state.listener else { return };
+        let room = listener.backlog.saturating_sub(waiting).min(listener.beyond.len());
+        let let_in: Vec<_> = listener.beyond.drain(..room).collect();
+        // The progress thread alone gets here, so nobody fills the room meanwhile.
+        drop(state);
+        for (request, stream) in let_in {
+            self.tell_of(request, stream);
+        }
+    }
+
+    fn tell_of(&self, request: ConnectRequest, stream: Stream) {
         match Self::requested(self, request, stream) {
             Ok(child) => {
                 self.tell_request(child, Event { kind: Kind::ConnectRequest, status: 0, voice: Voice::Request(request) });
             }
             Err(e) => log::warn!("a request for a connection is lost: {e}"),
+        }
+    }
+
+    /// The program has taken a request: there is room for another.
+    pub(super) fn request_taken(&self) {
+        if self.state().listener.as_ref().is_some_and(|listener| !listener.beyond.is_empty()) {
+            self.run_soon();
         }
     }
 }
@@ -116,7 +142,7 @@ pub(super) fn ready(connection: &Arc<Connection>, mut state: MutexGuard<'_, Stat
             Err(e) => log::warn!("somebody who connects is lost: {e}"),
         }
     }
-    drop(state);
+    connection.let_in(state);
     drop(gone);
     for stranger in new {
         stranger.ready();
