@@ -118,6 +118,11 @@ impl Machine {
         self.state == State::Established
     }
 
+    /// Whether the connection, or what was to become one, is over.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.state, State::TimeWait | State::Over)
+    }
+
     /// The request that waits for our answer.
     pub(crate) fn request(&self) -> Option<&ConnectRequest> {
         match &self.state {

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,9 @@ pub(crate) struct Connection {
     channel: Mutex<Option<Arc<EventChannel>>>,
     events: Mutex<Counts>,
     all_acked: Condvar,
+    /// The program hears of it: from the start if it made it, else when it has accepted. As in the kernel (`ucma_event_handler`), a
+    /// request whose client goes away has no event, and accepting it fails.
+    told_of: AtomicBool,
     /// Where the program's structure is; 0 before there is one, or when it is gone.
     pub(crate) handle: AtomicUsize,
     state: Mutex<State>,
@@ -137,6 +140,7 @@ impl Connection {
                 channel: Mutex::new(Some(channel)),
                 events: Mutex::default(),
                 all_acked: Condvar::new(),
+                told_of: AtomicBool::new(stream.is_none()),
                 handle: AtomicUsize::new(0),
                 waiting: AtomicUsize::new(0),
                 default_pd: OnceLock::new(),
@@ -193,7 +197,7 @@ impl Connection {
 
     pub(super) fn tell(&self, event: Event) {
         // As in the kernel, an identifier that the program does not have yet has no events.
-        if self.handle.load(Ordering::Acquire) == 0 {
+        if self.handle.load(Ordering::Acquire) == 0 || !self.told_of.load(Ordering::Acquire) {
             return;
         }
         let Some(of) = self.me.upgrade() else { return };
@@ -280,6 +284,7 @@ impl Connection {
         };
         self.ready_qp(&mut state, agreed)?;
         state.cm.accept(Instant::now(), accept).map_err(|_| invalid())?;
+        self.told_of.store(true, Ordering::Release);
         self.run(&mut state);
         Ok(())
     }
@@ -295,7 +300,8 @@ impl Connection {
     /// `rdma_disconnect(3)`.
     pub(crate) fn disconnect(&self) -> io::Result<()> {
         let mut state = self.state();
-        if state.cm.is_idle() {
+        // Of a listener there is nothing to end, and that is no error in the kernel.
+        if state.cm.is_idle() && state.listener.is_none() {
             return Err(invalid());
         }
         let state = &mut *state;
@@ -423,7 +429,8 @@ impl Connection {
     /// Gives it a queue pair. `Err` gives it back: there is one.
     pub(crate) fn put_qp(&self, qp: QpSlot) -> io::Result<()> {
         let mut state = self.state();
-        if state.qp.is_some() || state.broken.is_some() {
+        // As `rdma_init_qp_attr` in the kernel: a connection that is over has no attributes for a queue pair.
+        if state.qp.is_some() || state.broken.is_some() || state.cm.is_over() {
             return Err(invalid());
         }
         qp.send_cq.attach(qp.number, Weak::clone(&self.me));
