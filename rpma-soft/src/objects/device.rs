@@ -179,8 +179,18 @@ pub(crate) fn attributes(config: &SoftConfig) -> ibv_device_attr_ex {
     }
     if config.on_demand_paging {
         attr.odp_caps.general_caps = IBV_ODP_SUPPORT.into();
-        attr.odp_caps.per_transport_caps.rc_odp_caps =
-            IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
+        attr.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND
+            | IBV_ODP_SUPPORT_RECV
+            | IBV_ODP_SUPPORT_WRITE
+            | IBV_ODP_SUPPORT_READ
+            | IBV_ODP_SUPPORT_ATOMIC
+            | IBV_ODP_SUPPORT_SRQ_RECV;
+        if config.native_flush {
+            attr.odp_caps.per_transport_caps.rc_odp_caps |= IBV_ODP_SUPPORT_FLUSH;
+        }
+        if config.native_atomic_write {
+            attr.odp_caps.per_transport_caps.rc_odp_caps |= IBV_ODP_SUPPORT_ATOMIC_WRITE;
+        }
     }
     attr
 }
