@@ -59,27 +59,7 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls,
 ///
 /// # Where it differs from soft-RoCE
 ///
-/// - Addresses and routes resolve at once from this machine's own tables. A host that is not there turns up at `rdma_connect(3)`, as
-///   UNREACHABLE after [`SoftConfig::unreachable_after`]; soft-RoCE says so when the address is resolved.
-/// - Resolving takes no time, so the two ends of a program that begin together miss each other more often: see
-///   [`SoftConfig::refused_after`].
-/// - A peer whose machine vanished is told as DISCONNECTED after [`SoftConfig::vanished_after`], on a connection without work outstanding too;
-///   on soft-RoCE that one learns nothing.
-/// - Options (`rdma_set_option(3)`): the type of service is that of the socket; the acknowledge time-out ends a connection without progress
-///   after its time for each try together, 0 never, and no sooner than after 200 ms, since processes sleep longer than packets travel; a
-///   port can always be used again by who does not listen, so REUSEADDR changes nothing; of AFONLY, the IPv6 wildcard takes note.
-/// - Work whose peer is gone fails after the retry time ([`SoftConfig::ack_timeout`]), as on adapters, for a program too that never reads the
-///   event of the end; on soft-RoCE (6.12, measured) it waits until the queue pair is moved to the error state.
-/// - Memory is not pinned, so no limit on locked memory applies, and mapped files can be registered for writing.
-/// - A queue's slot is free when the completion is polled, as on hardware; on soft-RoCE when the work is done.
-/// - Sizes are granted as asked for, not rounded up, depths of reads and atomics too; but inline data at least as long as the list of
-///   ranges would be, as there. `ibv_query_qp(3)` tells packet sequence numbers of 0, since there are none, and no address handle.
-/// - A completion queue that overflows tells so once (`IBV_EVENT_CQ_ERR`), and every queue pair that completes there goes to the error
-///   state (`IBV_EVENT_QP_FATAL`); soft-RoCE tells it with each completion that is lost, and of no queue pair. A request of the peer's
-///   that is refused and took no receive is told of (`IBV_EVENT_QP_ACCESS_ERR`, `IBV_EVENT_QP_REQ_ERR`, `IBV_EVENT_QP_FATAL`), as
-///   adapters do; soft-RoCE tells nothing. The connection manager readies both directions at once, so `IBV_EVENT_COMM_EST` never comes.
-/// - `IBV_EVENT_QP_LAST_WQE_REACHED` comes once, as on soft-RoCE (6.12, measured).
-/// - Destroying a queue pair takes its completions that were not polled out of the queues, as hardware does.
+#[doc = include_str!("differences.md")]
 #[derive(Debug)]
 pub struct Soft {
     device: Arc<Device>,
