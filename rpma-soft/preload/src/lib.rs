@@ -15,6 +15,7 @@
 //! | variable | effect |
 //! |---|---|
 //! | `RPMA_SOFT_NATIVE=off` | the device has no native flush, no native atomic write and no on-demand paging |
+//! | `RPMA_SOFT_REFUSED_AFTER_MS` | how long a port on which nobody listens is tried again before the client is rejected; 1000 without it |
 
 mod answer;
 mod cm;

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "asks the provider for its only context, and exports the mark of the door")]
 
 use std::env;
-use std::ffi::{c_char, c_int};
+use std::ffi::{OsString, c_char, c_int};
 use std::io;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
@@ -14,6 +14,8 @@ use rpma_sys::bindings::ibv_context;
 
 /// Switches the native operations off: the door is the outermost layer, so it may read the environment.
 const NATIVE_VARIABLE: &str = "RPMA_SOFT_NATIVE";
+/// How long a port on which nobody listens is tried again, in milliseconds.
+const REFUSED_AFTER_VARIABLE: &str = "RPMA_SOFT_REFUSED_AFTER_MS";
 
 /// Tells `rpma-sys` that the door is loaded: its `RdmaCore` asks the loader for this name, and then opens nothing.
 #[unsafe(no_mangle)]
@@ -41,7 +43,7 @@ pub(crate) fn get() -> Result<&'static Opened, c_int> {
 }
 
 fn open() -> io::Result<Opened> {
-    let config = config(env::var_os(NATIVE_VARIABLE).is_some_and(|native| native == "off"));
+    let config = config(|name| env::var_os(name));
     let provider = Soft::with_config(config)?;
     // SAFETY: a null pointer says that the number of devices is not asked for.
     let list = unsafe { provider.rdma_get_devices(null_mut()) };
@@ -52,12 +54,41 @@ fn open() -> io::Result<Opened> {
     Ok(Opened { provider, context })
 }
 
-/// How long the door waits for a listener. C programs start their ends together (perftest does within one run, and crashes if it is
-/// rejected), and the kernel's way of resolving addresses gives the other end time that ours does not.
+/// How long the door waits for a listener unless the environment says otherwise. C programs start their ends together (perftest does
+/// within one run, and crashes if it is rejected), and the kernel's way of resolving addresses gives the other end time that ours does not.
 const REFUSED_AFTER: Duration = Duration::from_secs(1);
 
-fn config(plain: bool) -> SoftConfig {
+/// What the environment wants of the device.
+fn config(variable: impl Fn(&str) -> Option<OsString>) -> SoftConfig {
     let mut config = SoftConfig::default();
     config.refused_after = REFUSED_AFTER;
-    if plain { config.without_native_operations() } else { config }
+    if let Some(text) = variable(REFUSED_AFTER_VARIABLE) {
+        match text.to_str().and_then(|text| text.parse().ok()) {
+            Some(ms) => config.refused_after = Duration::from_millis(ms),
+            // A program that did not ask for this has no way to be told otherwise.
+            None => {
+                eprintln!("librpma_soft_preload.so: {REFUSED_AFTER_VARIABLE}={} is no number of milliseconds", text.display())
+            }
+        }
+    }
+    match variable(NATIVE_VARIABLE) {
+        Some(native) if native == "off" => config.without_native_operations(),
+        _ => config,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_switches_native_operations_off_and_says_how_long_a_listener_is_waited_for() {
+        let with = |name: &'static str, value: &'static str| config(move |asked| (asked == name).then(|| value.into()));
+        assert_eq!(config(|_| None).refused_after, REFUSED_AFTER);
+        assert!(config(|_| None).native_flush);
+        assert!(!with(NATIVE_VARIABLE, "off").native_flush);
+        assert!(with(NATIVE_VARIABLE, "on").native_flush);
+        assert_eq!(with(REFUSED_AFTER_VARIABLE, "0").refused_after, Duration::ZERO);
+        assert_eq!(with(REFUSED_AFTER_VARIABLE, "soon").refused_after, REFUSED_AFTER);
+    }
 }
