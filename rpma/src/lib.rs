@@ -2,7 +2,8 @@
 //!
 //! This crate is the object model of librpma, the C library for this job (discontinued in 2023), in safe Rust on rdma-core. It speaks the
 //! same wire formats, so either side of a connection may still be a C program. Whoever has the C manual finds the calls under their names:
-//! [`Peer`], [`Endpoint`], [`ConnReq`], [`Conn`], [`CompletionQueue`], [`LocalMr`], [`RemoteMr`].
+//! [`Peer`], [`Endpoint`], [`ConnReq`], [`Conn`], [`CompletionQueue`], [`LocalMr`], [`RemoteMr`]. [`librpma_map`] has a row for each of its
+//! functions.
 //!
 //! # The main job
 //!
@@ -215,6 +216,10 @@ pub use rpma_mr::*;
 /// The software provider: RDMA in user space over TCP.
 #[cfg(feature = "soft")]
 pub use rpma_soft as soft;
+
+#[cfg(doc)]
+#[doc = include_str!("../librpma-map.md")]
+pub mod librpma_map {}
 
 /// What most programs need: `use rpma::prelude::*`.
 pub mod prelude {
