@@ -125,8 +125,6 @@ unsupported! {
     errno fn ibv_set_ece(qp: Ptr, ece: Ptr) -> c_int;
     errno fn ibv_query_ece(qp: Ptr, ece: Ptr) -> c_int;
 
-    // Changing a completion queue's size.
-    errno fn ibv_resize_cq(cq: Ptr, cqe: c_int) -> c_int;
 
     // ---- the connection manager ----
 

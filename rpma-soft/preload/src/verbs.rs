@@ -325,6 +325,23 @@ extern "C" fn ibv_rereg_mr(_: *mut ibv_mr, _: c_int, _: *mut ibv_pd, _: *mut c_v
     answer::minus1(libc::EOPNOTSUPP)
 }
 
+// ---- completion queues ----
+
+/// `ibv_resize_cq(3)`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    if cq.is_null() {
+        return libc::EINVAL;
+    }
+    guarded(answer::errno, || {
+        // SAFETY: live, and the program's to resize (contract of the call).
+        match unsafe { door::resize_cq(cq, cqe) } {
+            Ok(()) => 0,
+            Err(e) => e.raw_os_error().unwrap_or(libc::EIO),
+        }
+    })
+}
+
 // ---- shared receive queues ----
 
 /// `ibv_modify_srq(3)`.

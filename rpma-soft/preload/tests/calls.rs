@@ -57,6 +57,7 @@ functions! {
     ibv_dereg_mr: fn(*mut ibv_mr) -> c_int;
     ibv_create_cq: fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
     ibv_destroy_cq: fn(*mut ibv_cq) -> c_int;
+    ibv_resize_cq: fn(*mut ibv_cq, c_int) -> c_int;
     ibv_create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     ibv_destroy_qp: fn(*mut ibv_qp) -> c_int;
     ibv_qp_to_qp_ex: fn(*mut ibv_qp) -> *mut ibv_qp_ex;
@@ -213,6 +214,20 @@ fn free((pd, cq): (*mut ibv_pd, *mut ibv_cq)) {
     assert_eq!(unsafe { (door().ibv_destroy_cq)(cq) }, 0);
     // SAFETY: as above.
     assert_eq!(unsafe { (door().ibv_dealloc_pd)(pd) }, 0);
+}
+
+#[test]
+fn completion_queue_has_the_size_that_was_asked_for_last() {
+    let (pd, cq) = domain();
+    // SAFETY: live.
+    assert_eq!(unsafe { (door().ibv_resize_cq)(cq, 100) }, 0);
+    // SAFETY: live.
+    assert_eq!(unsafe { (*cq).cqe }, 100);
+    // SAFETY: live.
+    assert_eq!(unsafe { (door().ibv_resize_cq)(cq, 0) }, libc::EINVAL);
+    // SAFETY: live.
+    assert_eq!(unsafe { (*cq).cqe }, 100);
+    free((pd, cq));
 }
 
 #[test]

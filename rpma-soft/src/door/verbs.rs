@@ -8,7 +8,7 @@ use std::io;
 use rpma_sys::bindings::*;
 
 pub use crate::objects::gids::Gid;
-use crate::objects::{gids, loose_qp, qp, srq_calls};
+use crate::objects::{cq_calls, gids, loose_qp, qp, srq_calls};
 
 /// The table of global identifiers of the only port: one for each address of this machine, as RoCE has them. It is read anew each time.
 ///
@@ -42,6 +42,20 @@ pub unsafe fn create_qp(attr: &mut ibv_qp_init_attr_ex) -> io::Result<*mut ibv_q
 pub unsafe fn destroy_qp(qp: *mut ibv_qp) {
     // SAFETY: the contract of this function.
     unsafe { qp::destroy(qp) }
+}
+
+/// `ibv_resize_cq(3)`. Exactly what is asked for is granted.
+///
+/// # Errors
+///
+/// EINVAL if that is not what the device can have, or less than the completions that wait.
+///
+/// # Safety
+///
+/// `cq` is live, of this crate's provider, and resized by one thread at a time.
+pub unsafe fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> io::Result<()> {
+    // SAFETY: the contract of this function.
+    unsafe { cq_calls::resize_cq(cq, cqe) }
 }
 
 /// `ibv_modify_srq(3)`: sets a limit, or the size. A limit raises `IBV_EVENT_SRQ_LIMIT_REACHED` once, when a queue pair takes a receive

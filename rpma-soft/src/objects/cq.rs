@@ -21,7 +21,6 @@ const POLLED: usize = 4;
 /// A completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq {
-    capacity: usize,
     state: Mutex<State>,
     events: Mutex<Events>,
     all_acked: Condvar,
@@ -37,6 +36,7 @@ pub(crate) struct Cq {
 
 #[derive(Debug, Default)]
 struct State {
+    capacity: usize,
     entries: VecDeque<Entry>,
     armed: Armed,
 }
@@ -71,8 +71,7 @@ impl Cq {
     /// An empty one.
     pub(crate) fn new(capacity: usize, channel: Option<Arc<CompChannel>>, asynchronous: Arc<AsyncEvents>) -> Self {
         Self {
-            capacity,
-            state: Mutex::default(),
+            state: Mutex::new(State { capacity, ..State::default() }),
             events: Mutex::default(),
             all_acked: Condvar::new(),
             channel,
@@ -91,7 +90,7 @@ impl Cq {
             Armed::Solicited => entry.completion.solicited,
             Armed::Any => true,
         };
-        let full = state.entries.len() >= self.capacity || self.has_failed();
+        let full = state.entries.len() >= state.capacity || self.has_failed();
         if !full {
             state.entries.push_back(entry);
         }
@@ -99,10 +98,11 @@ impl Cq {
             state.armed = Armed::No;
             channel.push(Arc::clone(self));
         }
+        let capacity = state.capacity;
         drop(state);
         // Whoever waits is woken by that.
         if full && self.fail() {
-            log::error!("a completion queue of {} overflowed: its queue pairs are in error", self.capacity);
+            log::error!("a completion queue of {} overflowed: its queue pairs are in error", capacity);
         }
     }
 
@@ -170,6 +170,16 @@ impl Cq {
         for of in users {
             of.progress();
         }
+    }
+
+    /// Gives it room for `capacity` completions: `ibv_resize_cq(3)`. False if there are more already.
+    pub(crate) fn resize(&self, capacity: usize) -> bool {
+        let mut state = lock(&self.state);
+        let fits = state.entries.len() <= capacity;
+        if fits {
+            state.capacity = capacity;
+        }
+        fits
     }
 
     /// Asks for an event with the next completion, or the next solicited one: `ibv_req_notify_cq(3)`.
@@ -348,6 +358,21 @@ mod tests {
         assert_eq!((kind, Arc::ptr_eq(&about, &cq.subject)), (IBV_EVENT_CQ_ERR, true));
         about.ack();
         cq.end_events();
+    }
+
+    #[test]
+    fn queue_is_made_larger_while_it_is_used_and_never_smaller_than_what_it_holds() {
+        let cq = Arc::new(Cq::new(2, None, none()));
+        (0..2).for_each(|wr_id| cq.push(entry(wr_id, false)));
+        assert!(!cq.resize(1));
+        assert!(cq.resize(3));
+        cq.push(entry(2, false));
+        assert!(!cq.has_failed());
+        assert_eq!(polled(&cq, 2), [0, 1]);
+        assert!(cq.resize(1));
+        cq.push(entry(3, false));
+        assert!(cq.has_failed());
+        assert_eq!(polled(&cq, 8), [2]);
     }
 
     #[test]

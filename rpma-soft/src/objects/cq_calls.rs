@@ -71,7 +71,7 @@ pub(crate) unsafe fn create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> io::Result<*mut ibv_cq> {
-    let capacity = u32::try_from(cqe).ok().filter(|cqe| (1..=limit::CQE).contains(cqe)).ok_or_else(invalid)?;
+    let capacity = capacity(cqe)?;
     if comp_vector != 0 {
         return Err(invalid());
     }
@@ -83,7 +83,7 @@ pub(crate) unsafe fn create_cq(
         of.users.fetch_add(1, Ordering::AcqRel);
         Some(Arc::clone(&of.shared))
     };
-    let shared = Arc::new(Cq::new(capacity as usize, shared_channel, Arc::clone(&device.events)));
+    let shared = Arc::new(Cq::new(capacity, shared_channel, Arc::clone(&device.events)));
     let raw = ibv_cq { context: device.context(), channel, cq_context, cqe, ..ibv_cq::default() };
     let cq = Box::into_raw(Box::new(SoftCq { raw, shared }));
     // SAFETY: just made.
@@ -94,9 +94,32 @@ pub(crate) unsafe fn create_cq(
 /// # Safety
 ///
 /// `cq` is live, and stays so for as long as the result is used.
-unsafe fn of_cq<'a>(cq: *mut ibv_cq) -> &'a SoftCq {
-    // SAFETY: made by `create_cq`, and live (contract above); nobody changes it.
-    unsafe { &*cq.cast::<SoftCq>() }
+unsafe fn of_cq<'a>(cq: *mut ibv_cq) -> &'a Arc<Cq> {
+    let cq = cq.cast::<SoftCq>();
+    // SAFETY: made by `create_cq`, and live (contract above). Only this field is borrowed: resizing changes another.
+    unsafe { &(*cq).shared }
+}
+
+/// The number of completions that a queue is to have room for.
+fn capacity(cqe: c_int) -> io::Result<usize> {
+    let asked = u32::try_from(cqe).ok().filter(|cqe| (1..=limit::CQE).contains(cqe)).ok_or_else(invalid)?;
+    Ok(asked as usize)
+}
+
+/// `ibv_resize_cq(3)`.
+///
+/// # Safety
+///
+/// `cq` is live, and resized by one thread at a time.
+pub(crate) unsafe fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> io::Result<()> {
+    let capacity = capacity(cqe)?;
+    // SAFETY: live (contract above).
+    if !unsafe { of_cq(cq) }.resize(capacity) {
+        return Err(invalid());
+    }
+    // SAFETY: live (contract above); nobody of ours reads this.
+    unsafe { (*cq).cqe = cqe };
+    Ok(())
 }
 
 /// What our threads share of a completion queue.
@@ -106,7 +129,7 @@ unsafe fn of_cq<'a>(cq: *mut ibv_cq) -> &'a SoftCq {
 /// `cq` is live.
 pub(crate) unsafe fn shared_cq(cq: *mut ibv_cq) -> Arc<Cq> {
     // SAFETY: live (contract above).
-    Arc::clone(&unsafe { of_cq(cq) }.shared)
+    Arc::clone(unsafe { of_cq(cq) })
 }
 
 /// What its asynchronous events are about.
@@ -116,7 +139,7 @@ pub(crate) unsafe fn shared_cq(cq: *mut ibv_cq) -> Arc<Cq> {
 /// `cq` is live.
 pub(super) unsafe fn subject(cq: *mut ibv_cq) -> Arc<Subject> {
     // SAFETY: live (contract above).
-    Arc::clone(&unsafe { of_cq(cq) }.shared.subject)
+    Arc::clone(&unsafe { of_cq(cq) }.subject)
 }
 
 /// `ibv_destroy_cq(3)`.
@@ -126,17 +149,18 @@ pub(super) unsafe fn subject(cq: *mut ibv_cq) -> Arc<Subject> {
 /// `cq` is live.
 pub(crate) unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: live (contract above).
-    let of = unsafe { of_cq(cq) };
-    if of.shared.is_used() {
+    let shared = unsafe { of_cq(cq) };
+    if shared.is_used() {
         return libc::EBUSY;
     }
-    of.shared.end_events();
-    let channel = of.raw.channel;
+    shared.end_events();
+    // SAFETY: live (contract above); nobody changes this field.
+    let channel = unsafe { (*cq).channel };
     if !channel.is_null() {
         // SAFETY: a queue keeps its channel from being freed.
         unsafe { of_channel(channel) }.users.fetch_sub(1, Ordering::AcqRel);
     }
-    // SAFETY: made by `create_cq`, and freed once: the contract says that it is live. `of` is not used any more.
+    // SAFETY: made by `create_cq`, and freed once: the contract says that it is live. `shared` is not used any more.
     drop(unsafe { Box::from_raw(cq.cast::<SoftCq>()) });
     0
 }
@@ -156,7 +180,7 @@ pub(crate) unsafe fn get_cq_event(
     let told = shared.next()?;
     let handle: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(told.subject.handle());
     // SAFETY: a queue is not freed before its event is acknowledged, which the program does after this.
-    let context = unsafe { of_cq(handle) }.raw.cq_context;
+    let context = unsafe { (*handle).cq_context };
     // SAFETY: a place for the result (contract above).
     unsafe { cq.write(handle) };
     // SAFETY: as above.
@@ -179,7 +203,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc:
     let polled = catch_unwind(AssertUnwindSafe(|| {
         let Ok(max) = usize::try_from(num_entries) else { return -libc::EINVAL };
         // SAFETY: live (contract of the call).
-        let taken = unsafe { of_cq(cq) }.shared.poll(max);
+        let taken = unsafe { of_cq(cq) }.poll(max);
         for (at, entry) in taken.iter().enumerate() {
             // SAFETY: there is room for `num_entries` completions (contract of the call).
             let place = unsafe { wc.add(at) };
@@ -212,7 +236,7 @@ fn wc_of(entry: &Entry) -> ibv_wc {
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     let armed = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: live (contract of the call).
-        unsafe { of_cq(cq) }.shared.arm(solicited_only != 0);
+        unsafe { of_cq(cq) }.arm(solicited_only != 0);
     }));
     if armed.is_ok() { 0 } else { libc::EFAULT }
 }
