@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "exports C functions, which read and fill structures of the connection manager")]
 
 use std::ffi::{c_char, c_int};
+use std::ptr::null_mut;
 
 use rpma_soft::door::cm;
 use rpma_sys::bindings::*;
@@ -46,6 +47,35 @@ exports! {
     minus1 fn rdma_getaddrinfo[](node: *const c_char, service: *const c_char, hints: *const rdma_addrinfo, res: *mut *mut rdma_addrinfo) -> c_int,
         needs [res];
     infallible fn rdma_freeaddrinfo[](res: *mut rdma_addrinfo) -> (), needs [];
+}
+
+/// The front of `struct ibv_srq_init_attr_ex` in verbs.h.
+#[repr(C)]
+struct SrqInitAttrEx {
+    basic: ibv_srq_init_attr,
+    comp_mask: u32,
+    srq_type: c_int,
+    pd: *mut ibv_pd,
+}
+
+/// `rdma_create_srq_ex(3)`: of the basic type; those of XRC and of tag matching are not supported.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut SrqInitAttrEx) -> c_int {
+    // `IBV_SRQ_INIT_ATTR_TYPE`, `IBV_SRQ_INIT_ATTR_PD`, `IBV_SRQT_BASIC`.
+    const TYPE: u32 = 1;
+    const PD: u32 = 2;
+    const BASIC: c_int = 0;
+    if attr.is_null() {
+        return answer::minus1(libc::EINVAL);
+    }
+    // SAFETY: the program's attributes (contract of the call).
+    let asked = unsafe { attr.read() };
+    if asked.comp_mask & !(TYPE | PD) != 0 || (asked.comp_mask & TYPE != 0 && asked.srq_type != BASIC) {
+        return answer::minus1(libc::EOPNOTSUPP);
+    }
+    let pd = if asked.comp_mask & PD == 0 { null_mut() } else { asked.pd };
+    // SAFETY: the contract of the call, and the front of the program's attributes is the plain form of them.
+    unsafe { rdma_create_srq(id, pd, attr.cast()) }
 }
 
 /// The port of a socket address, in network order; 0 for other families.

@@ -128,8 +128,6 @@ unsupported! {
 
     // ---- the connection manager ----
 
-    // Shared receive queues of the extended form: those of XRC.
-    minus1 fn rdma_create_srq_ex(id: Ptr, attr: Ptr) -> c_int;
     // Connecting a queue pair that the program moves through its states itself.
     minus1 fn rdma_init_qp_attr(id: Ptr, attr: Ptr, mask: Ptr) -> c_int;
     minus1 fn rdma_set_local_ece(id: Ptr, ece: Ptr) -> c_int;

@@ -62,6 +62,12 @@ functions! {
     ibv_destroy_qp: fn(*mut ibv_qp) -> c_int;
     ibv_qp_to_qp_ex: fn(*mut ibv_qp) -> *mut ibv_qp_ex;
     ibv_fork_init: fn() -> c_int;
+    rdma_create_id: fn(*mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, rdma_port_space) -> c_int;
+    rdma_bind_addr: fn(*mut rdma_cm_id, *mut sockaddr) -> c_int;
+    rdma_get_src_port: fn(*mut rdma_cm_id) -> u16;
+    rdma_create_srq_ex: fn(*mut rdma_cm_id, *mut SrqInitAttrEx) -> c_int;
+    rdma_destroy_srq: fn(*mut rdma_cm_id) -> ();
+    rdma_destroy_id: fn(*mut rdma_cm_id) -> c_int;
 }
 
 /// `struct ibv_gid_entry` of verbs.h.
@@ -73,6 +79,15 @@ struct GidEntry {
     port_num: u32,
     gid_type: u32,
     ndev_ifindex: u32,
+}
+
+/// `struct ibv_srq_init_attr_ex` of verbs.h, up to what is looked at.
+#[repr(C)]
+struct SrqInitAttrEx {
+    basic: ibv_srq_init_attr,
+    comp_mask: u32,
+    srq_type: c_int,
+    pd: *mut ibv_pd,
 }
 
 fn errno() -> Option<c_int> {
@@ -282,4 +297,34 @@ fn queue_pair_that_headers_make_by_way_of_the_context_has_builders() {
     assert!(unsafe { create(context, &raw mut attr) }.is_null());
     assert_eq!(errno(), Some(libc::EINVAL));
     free((pd, cq));
+}
+
+#[test]
+fn shared_receive_queue_of_the_extended_form_is_made_if_it_is_a_basic_one() {
+    let door = door();
+    let mut id = null_mut();
+    // SAFETY: no channel, and a place for the result.
+    assert_eq!(unsafe { (door.rdma_create_id)(null_mut(), &raw mut id, null_mut(), RDMA_PS_TCP) }, 0);
+    let addr = in_addr { s_addr: u32::from_ne_bytes([127, 0, 0, 1]) };
+    let mut addr = sockaddr_in { sin_family: libc::AF_INET as sa_family_t, sin_addr: addr, ..sockaddr_in::default() };
+    // SAFETY: live, and a whole address.
+    assert_eq!(unsafe { (door.rdma_bind_addr)(id, (&raw mut addr).cast()) }, 0);
+    // SAFETY: live.
+    assert_ne!(unsafe { (door.rdma_get_src_port)(id) }, 0);
+    let basic = ibv_srq_init_attr { attr: ibv_srq_attr { max_wr: 4, max_sge: 1, srq_limit: 0 }, ..ibv_srq_init_attr::default() };
+    let mut attr = SrqInitAttrEx { basic, comp_mask: 1, srq_type: 1, pd: null_mut() };
+    // SAFETY: live, and whole attributes.
+    assert_eq!(unsafe { (door.rdma_create_srq_ex)(id, &raw mut attr) }, -1);
+    assert_eq!(errno(), Some(libc::EOPNOTSUPP));
+    attr.srq_type = 0;
+    // SAFETY: as above.
+    assert_eq!(unsafe { (door.rdma_create_srq_ex)(id, &raw mut attr) }, 0);
+    // SAFETY: live.
+    assert!(!unsafe { (*id).srq }.is_null());
+    // SAFETY: live, with a queue that nothing uses.
+    unsafe { (door.rdma_destroy_srq)(id) };
+    // SAFETY: live.
+    assert!(unsafe { (*id).srq }.is_null());
+    // SAFETY: live, and not used any more.
+    assert_eq!(unsafe { (door.rdma_destroy_id)(id) }, 0);
 }
