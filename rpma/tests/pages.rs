@@ -1,5 +1,5 @@
-//! Keeps `docs/librpma-map.md` honest: each C function has its row, and each test that the page names exists. That the Rust items exist is
-//! checked by rustdoc, of whose documentation the page is a part.
+//! Keeps pages honest. `docs/librpma-map.md`: each C function has its row, and each test that is named exists; that the Rust items exist is
+//! checked by rustdoc, of whose documentation the page is a part. ARCHITECTURE.md: the tests of the table of soundness exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -95,6 +95,7 @@ const FUNCTIONS: &[&str] = &[
 ];
 
 const PAGE: &str = include_str!("../librpma-map.md");
+const ARCHITECTURE: &str = include_str!("../../ARCHITECTURE.md");
 
 /// The rows of functions: the C function, the Rust items, the test.
 fn rows() -> Vec<[&'static str; 3]> {
@@ -123,20 +124,31 @@ fn every_row_names_a_rust_item_that_rustdoc_looks_for() {
 }
 
 #[test]
-fn every_test_named_is_there() {
+fn every_test_that_the_map_names_is_there() {
     for [c, _, test] in rows() {
         // Said in words where there is nothing to run.
-        let Some((file, function)) = test.trim_matches('`').split_once("::") else {
-            assert!(test.contains("`Copy`"), "{c}: no test, and no reason: {test}");
-            continue;
-        };
-        let name = format!("fn {function}()");
-        let found = sources().into_iter().any(|source| {
-            source.file_stem().is_some_and(|stem| stem == file)
-                && fs::read_to_string(&source).is_ok_and(|text| text.contains(&name))
-        });
-        assert!(found, "{c}: no {file}.rs has a test {function}");
+        assert!(is_there(test) || test.contains("`Copy`"), "{c}: no test {test}, and no reason");
     }
+}
+
+#[test]
+fn every_test_that_the_soundness_table_names_is_there() {
+    let table: Vec<_> = ARCHITECTURE.split("| attempt |").nth(1).unwrap().lines().skip(2).collect();
+    assert!(table.len() > 20, "{} rows", table.len());
+    for row in table {
+        let test = row.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        assert!(is_there(test), "no test {test}: {row}");
+    }
+}
+
+/// Whether there is a test of the name `file::function`; `*` stands for every function.
+fn is_there(name: &str) -> bool {
+    let Some((file, function)) = name.trim_matches('`').split_once("::") else { return false };
+    let function = if function == "*" { "#[test]".to_owned() } else { format!("fn {function}()") };
+    sources().into_iter().any(|source| {
+        source.file_stem().is_some_and(|stem| stem == file)
+            && fs::read_to_string(&source).is_ok_and(|text| text.contains(&function))
+    })
 }
 
 /// The Rust sources of the workspace's crates.
