@@ -37,6 +37,7 @@ pub mod owned;
 mod provider;
 mod rdma_core;
 pub mod ret;
+pub mod socket_address;
 #[cfg(feature = "testing")]
 pub mod testing;
 

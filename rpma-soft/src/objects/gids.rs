@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr::null_mut;
 
-use super::address;
+use rpma_sys::socket_address;
 
 /// A global identifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(crate) fn table() -> io::Result<Vec<Gid>> {
             continue;
         }
         // SAFETY: a whole address of the family that it says (getifaddrs(3)).
-        let Some(addr) = (unsafe { address::read(entry.ifa_addr.cast_const().cast()) }) else { continue };
+        let Some(addr) = (unsafe { socket_address::read(entry.ifa_addr.cast_const().cast()) }) else { continue };
         // SAFETY: a name that ends with 0 (getifaddrs(3)).
         let interface = unsafe { libc::if_nametoindex(entry.ifa_name) };
         gids.push(Gid { bytes: of(addr), interface });

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rpma_sys::bindings::*;
+use rpma_sys::socket_address;
 
-use super::address;
 use super::connection::{Connection, invalid};
 use super::device::{Device, limit};
 use super::event_channel::EventChannel;
@@ -168,7 +168,7 @@ pub(super) unsafe fn show_addresses(id: *mut rdma_cm_id) {
     let (local, peer) = (state.local, state.peer);
     drop(state);
     if let Some(local) = local {
-        let storage = address::storage(local);
+        let storage = socket_address::storage(local);
         // SAFETY: live (contract above); its fields are changed by calls about it only.
         let addr = unsafe { &mut (*id).route.addr };
         addr.__bindgen_anon_1.src_storage = storage;
@@ -184,7 +184,7 @@ pub(super) unsafe fn show_addresses(id: *mut rdma_cm_id) {
     }
     // The peer's address has the family of ours from the beginning.
     if let Some(peer) = peer.or(local.map(unspecified)) {
-        let storage = address::storage(peer);
+        let storage = socket_address::storage(peer);
         // SAFETY: live (contract above); its fields are changed by calls about it only.
         let addr = unsafe { &mut (*id).route.addr };
         addr.__bindgen_anon_2.dst_storage = storage;
@@ -198,7 +198,7 @@ pub(super) unsafe fn show_addresses(id: *mut rdma_cm_id) {
 /// `id` is live, and `addr` a whole address.
 pub(crate) unsafe fn bind_addr(id: *mut rdma_cm_id, addr: *const sockaddr) -> io::Result<()> {
     // SAFETY: a whole address (contract above).
-    let addr = unsafe { address::read(addr) }.ok_or_else(invalid)?;
+    let addr = unsafe { socket_address::read(addr) }.ok_or_else(invalid)?;
     // SAFETY: live (contract above).
     unsafe { of_id(id) }.bind(addr)?;
     // SAFETY: as above.
@@ -334,10 +334,10 @@ pub(crate) unsafe fn resolve_addr(id: *mut rdma_cm_id, source: *const sockaddr, 
         None
     } else {
         // SAFETY: a whole address (contract above).
-        Some(unsafe { address::read(source) }.ok_or_else(invalid)?)
+        Some(unsafe { socket_address::read(source) }.ok_or_else(invalid)?)
     };
     // SAFETY: a whole address (contract above).
-    let to = unsafe { address::read(to) }.ok_or_else(invalid)?;
+    let to = unsafe { socket_address::read(to) }.ok_or_else(invalid)?;
     // SAFETY: live (contract above).
     let shared = unsafe { of_id(id) };
     shared.resolve(source, to)?;

@@ -6,7 +6,6 @@
 //! Locks, in the order in which they may be taken: a connection's state; a connection's event channel; queues and tables. Two
 //! connections' states are never held at once.
 
-pub(crate) mod address;
 pub(crate) mod addrinfo;
 pub(crate) mod async_calls;
 pub(crate) mod async_events;

@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::SocketAddr;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use crate::bindings::*;
 use crate::fork::ProcessMark;
 use crate::provider::ProviderRef;
 use crate::ret::minus1_ret;
+use crate::socket_address;
 
 /// What goes into a connect or an accept: `rdma_connect(3)`, `rdma_accept(3)`.
 #[derive(Debug, Clone, Copy)]
@@ -113,7 +114,7 @@ impl CmId {
     /// As `rdma_bind_addr(3)`: EADDRNOTAVAIL or ENODEV if the address is not on this machine or on no RDMA device, EADDRINUSE.
     pub fn bind(&self, addr: SocketAddr) -> io::Result<()> {
         check(self.mark)?;
-        let mut addr = sockaddr_of(addr);
+        let mut addr = socket_address::storage(addr);
         let _ids = self.channel.lock_ids();
         // SAFETY: the identifier is live, `addr` is a whole socket address of its family.
         minus1_ret(unsafe { self.provider().rdma_bind_addr(self.as_ptr(), (&raw mut addr).cast()) })
@@ -157,7 +158,7 @@ impl CmId {
     /// As `rdma_resolve_addr(3)`.
     pub fn resolve_addr(&self, addr: SocketAddr, timeout: Duration) -> io::Result<()> {
         check(self.mark)?;
-        let mut addr = sockaddr_of(addr);
+        let mut addr = socket_address::storage(addr);
         let _ids = self.channel.lock_ids();
         // SAFETY: the identifier is live, no source address is given, `addr` is a whole socket address of its family.
         let rc =
@@ -261,7 +262,8 @@ impl CmId {
         let addr = unsafe { (*self.as_ptr()).route.addr };
         // SAFETY: every member of the union is plain bytes, and this one is all of them.
         let storage = unsafe { addr.__bindgen_anon_1.src_storage };
-        socket_addr_of(&storage)
+        // SAFETY: the storage is whole, and large enough for every family.
+        unsafe { socket_address::read((&raw const storage).cast()) }
     }
 
     /// The peer's address, once resolved, or from the request.
@@ -272,7 +274,8 @@ impl CmId {
         let addr = unsafe { (*self.as_ptr()).route.addr };
         // SAFETY: every member of the union is plain bytes, and this one is all of them.
         let storage = unsafe { addr.__bindgen_anon_2.dst_storage };
-        socket_addr_of(&storage)
+        // SAFETY: the storage is whole, and large enough for every family.
+        unsafe { socket_address::read((&raw const storage).cast()) }
     }
 
     /// The context of the device that it is bound to; `None` for the wildcard address and before binding.
@@ -348,69 +351,9 @@ fn whole_ms(timeout: Duration) -> c_int {
     c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
 }
 
-fn sockaddr_of(addr: SocketAddr) -> sockaddr_storage {
-    let mut storage = sockaddr_storage::default();
-    match addr {
-        SocketAddr::V4(v4) => {
-            let raw = sockaddr_in {
-                sin_family: family(libc::AF_INET),
-                sin_port: v4.port().to_be(),
-                sin_addr: in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
-                ..sockaddr_in::default()
-            };
-            // SAFETY: a socket address of any family fits the storage, which is aligned for all of them (`sockaddr_storage`).
-            unsafe { (&raw mut storage).cast::<sockaddr_in>().write(raw) };
-        }
-        SocketAddr::V6(v6) => {
-            let raw = sockaddr_in6 {
-                sin6_family: family(libc::AF_INET6),
-                sin6_port: v6.port().to_be(),
-                sin6_flowinfo: v6.flowinfo(),
-                sin6_addr: in6_addr { __in6_u: in6_addr__bindgen_ty_1 { __u6_addr8: v6.ip().octets() } },
-                sin6_scope_id: v6.scope_id(),
-            };
-            // SAFETY: as for IPv4.
-            unsafe { (&raw mut storage).cast::<sockaddr_in6>().write(raw) };
-        }
-    }
-    storage
-}
-
-fn family(af: c_int) -> sa_family_t {
-    sa_family_t::try_from(af).expect("address families are small numbers")
-}
-
-fn socket_addr_of(storage: &sockaddr_storage) -> Option<SocketAddr> {
-    match c_int::from(storage.ss_family) {
-        libc::AF_INET => {
-            // SAFETY: the family says that this is what the storage holds; it is large and aligned enough.
-            let raw = unsafe { (&raw const *storage).cast::<sockaddr_in>().read() };
-            let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
-            Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as for IPv4.
-            let raw = unsafe { (&raw const *storage).cast::<sockaddr_in6>().read() };
-            // SAFETY: every member of the union is plain bytes.
-            let ip = Ipv6Addr::from(unsafe { raw.sin6_addr.__in6_u.__u6_addr8 });
-            Some(SocketAddrV6::new(ip, u16::from_be(raw.sin6_port), raw.sin6_flowinfo, raw.sin6_scope_id).into())
-        }
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn socket_addresses_survive_the_way_through_c() {
-        for text in ["10.0.0.1:7204", "0.0.0.0:0", "[fd00::1]:65535", "[fe80::1%3]:1"] {
-            let addr: SocketAddr = text.parse().unwrap();
-            assert_eq!(socket_addr_of(&sockaddr_of(addr)), Some(addr));
-        }
-        assert_eq!(socket_addr_of(&sockaddr_storage::default()), None);
-    }
 
     #[test]
     fn short_timeouts_do_not_become_none() {

@@ -4,14 +4,15 @@
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use rpma_sys::bindings::*;
+use crate::bindings::*;
 
-/// Reads an address; `None` if it is of no family that we know.
+/// Reads an address of any alignment; `None` if it is of no family that we know.
 ///
 /// # Safety
 ///
 /// `addr` leads to a whole address of the family that it says.
-pub(crate) unsafe fn read(addr: *const sockaddr) -> Option<SocketAddr> {
+#[must_use]
+pub unsafe fn read(addr: *const sockaddr) -> Option<SocketAddr> {
     // SAFETY: every address begins with its family (contract above).
     let family = unsafe { addr.cast::<sa_family_t>().read_unaligned() };
     match c_int::from(family) {
@@ -33,7 +34,8 @@ pub(crate) unsafe fn read(addr: *const sockaddr) -> Option<SocketAddr> {
 }
 
 /// The address in C's form.
-pub(crate) fn storage(addr: SocketAddr) -> sockaddr_storage {
+#[must_use]
+pub fn storage(addr: SocketAddr) -> sockaddr_storage {
     let mut storage = sockaddr_storage::default();
     let family = |af: c_int| sa_family_t::try_from(af).expect("address families are small numbers");
     match addr {
