@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(unsafe_code, reason = "what a C program does")]
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::io;
 use std::ptr::{null, null_mut};
@@ -23,11 +24,20 @@ pub(crate) struct RawEnd {
     pub(crate) pd: *mut ibv_pd,
     pub(crate) cq: *mut ibv_cq,
     pub(crate) srq: *mut ibv_srq,
+    srq_is_gone: Cell<bool>,
+    /// The server's: what its request came to, on the same channel.
+    listener: *mut rdma_cm_id,
 }
 
 impl RawEnd {
     /// An end whose identifier is on a device.
-    fn of(provider: &ProviderRef, channel: *mut rdma_event_channel, id: *mut rdma_cm_id, with_srq: bool) -> Self {
+    fn of(
+        provider: &ProviderRef,
+        channel: *mut rdma_event_channel,
+        id: *mut rdma_cm_id,
+        listener: *mut rdma_cm_id,
+        with_srq: bool,
+    ) -> Self {
         // SAFETY: live.
         let context = unsafe { (*id).verbs };
         // SAFETY: live.
@@ -55,7 +65,7 @@ impl RawEnd {
         };
         // SAFETY: live.
         done(unsafe { provider.rdma_create_qp_ex(id, &raw mut attr) });
-        Self { provider: provider.clone(), channel, id, pd, cq, srq }
+        Self { provider: provider.clone(), channel, id, pd, cq, srq, srq_is_gone: Cell::new(!with_srq), listener }
     }
 
     pub(crate) fn qp(&self) -> *mut ibv_qp {
@@ -210,7 +220,36 @@ impl RawEnd {
 
     pub(crate) fn destroy_srq(&self) -> c_int {
         // SAFETY: live, and if this succeeds not used any more.
-        unsafe { self.provider.ibv_destroy_srq(self.srq) }
+        let rc = unsafe { self.provider.ibv_destroy_srq(self.srq) };
+        self.srq_is_gone.set(rc == 0);
+        rc
+    }
+}
+
+impl Drop for RawEnd {
+    /// As a program ends: the queue pair first, the channel last. A failed test says more than what its end leaves behind.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        if !self.qp().is_null() {
+            self.destroy_qp();
+        }
+        if !self.srq_is_gone.get() {
+            assert_eq!(self.destroy_srq(), 0);
+        }
+        // SAFETY: live, and no queue pair is on it any more.
+        assert_eq!(unsafe { self.provider.ibv_destroy_cq(self.cq) }, 0);
+        // SAFETY: live, and nothing is in it any more.
+        assert_eq!(unsafe { self.provider.ibv_dealloc_pd(self.pd) }, 0);
+        // SAFETY: live, and all its events are acknowledged.
+        done(unsafe { self.provider.rdma_destroy_id(self.id) });
+        if !self.listener.is_null() {
+            // SAFETY: as above.
+            done(unsafe { self.provider.rdma_destroy_id(self.listener) });
+        }
+        // SAFETY: live, and no identifier is on it any more.
+        unsafe { self.provider.rdma_destroy_event_channel(self.channel) };
     }
 }
 
@@ -317,13 +356,13 @@ fn ask_prepared(provider: &ProviderRef, client_srq: bool, server_srq: bool, prep
     // SAFETY: live.
     done(unsafe { provider.rdma_resolve_route(id, 10_000) });
     assert_eq!(next_event(provider, channel).0, RDMA_CM_EVENT_ROUTE_RESOLVED);
-    let client = RawEnd::of(provider, channel, id, client_srq);
+    let client = RawEnd::of(provider, channel, id, null_mut(), client_srq);
     let mut param = conn_param();
     // SAFETY: live.
     done(unsafe { provider.rdma_connect(id, &raw mut param) });
     let (kind, request, id) = next_event(provider, listening);
     assert_eq!(kind, RDMA_CM_EVENT_CONNECT_REQUEST);
-    let server = RawEnd::of(provider, listening, id, server_srq);
+    let server = RawEnd::of(provider, listening, id, listener, server_srq);
     Asked { provider: provider.clone(), client, server, request }
 }
 
