@@ -42,7 +42,8 @@ fn both(pair: &Pair, send: Send) -> String {
         return format!("{e} when posted");
     }
     let at_client = client.send_cq.words(1);
-    format!("{at_client}; server: {}", receives_of(server, &at_client))
+    let at_server = receives_of(server, &at_client);
+    format!("{at_client}, {}; server: {at_server}, {}", client.qp.state(), server.qp.state())
 }
 
 /// The completions of the receives of an end whose last one is number 50, after the other end was told `answer`. A remote error leaves
@@ -146,7 +147,9 @@ fn native(setup: &Setup, seen: &mut Seen) {
         pair.server.receive(50, 2048, 64);
         post(&pair, &region);
         let at_client = pair.client.send_cq.words(1);
-        seen.put(name, format!("{at_client}; server: {}", receives_of(&pair.server, &at_client)));
+        let at_server = receives_of(&pair.server, &at_client);
+        let states = [&pair.client, &pair.server].map(|end| end.qp.state());
+        seen.put(name, format!("{at_client}, {}; server: {at_server}, {}", states[0], states[1]));
     };
     let size = page_size();
     let flush = |pair: &Pair, addr, rkey, len, placement, level| {

@@ -12,6 +12,7 @@ mod posting;
 mod queues;
 mod shared;
 mod states;
+mod synchronous;
 mod unasked;
 
 use std::fmt::Display;
@@ -56,6 +57,7 @@ const ALL: &[&[Scenario]] = &[
     states::ALL,
     shared::ALL,
     unasked::ALL,
+    synchronous::ALL,
 ];
 
 /// The name of an answer that is always wrong: the others are seen all the same.

@@ -194,7 +194,7 @@ impl Default for Param {
 }
 
 impl Param {
-    fn raw(&self) -> rdma_conn_param {
+    pub(super) fn raw(&self) -> rdma_conn_param {
         rdma_conn_param {
             private_data: if self.data.is_empty() { null() } else { self.data.as_ptr().cast() },
             private_data_len: u8::try_from(self.data.len()).expect("no more than a byte tells"),

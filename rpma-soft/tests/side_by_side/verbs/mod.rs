@@ -3,6 +3,7 @@
 
 pub(crate) mod cm;
 pub(crate) mod cq;
+pub(crate) mod endpoint;
 pub(crate) mod memory;
 pub(crate) mod qp;
 pub(crate) mod setup;

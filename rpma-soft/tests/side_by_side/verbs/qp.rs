@@ -261,6 +261,29 @@ impl Qp {
         Ok(errno_ret(unsafe { (ex.wr_complete)(ex.qp_ex) })?)
     }
 
+    /// What the provider says of it, and of how it was made: `ibv_query_qp(3)`, for everything.
+    pub(crate) fn query(&self) -> Answer<(ibv_qp_attr, ibv_qp_init_attr)> {
+        let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
+        // SAFETY: live, and two places for results.
+        errno_ret(unsafe { self.id.provider().ibv_query_qp(self.raw, &raw mut attr, 0x1F_FFFF, &raw mut init) })?;
+        Ok((attr, init))
+    }
+
+    /// Its state by its name in C.
+    pub(crate) fn state(&self) -> &'static str {
+        match self.query().map(|(attr, _)| attr.qp_state) {
+            Ok(IBV_QPS_RESET) => "RESET",
+            Ok(IBV_QPS_INIT) => "INIT",
+            Ok(IBV_QPS_RTR) => "RTR",
+            Ok(IBV_QPS_RTS) => "RTS",
+            Ok(IBV_QPS_SQD) => "SQD",
+            Ok(IBV_QPS_SQE) => "SQE",
+            Ok(IBV_QPS_ERR) => "ERR",
+            Ok(_) => "another state",
+            Err(_) => "no state",
+        }
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut ibv_qp {
         self.raw
     }
