@@ -66,11 +66,11 @@ impl Pages {
         Rc::new(Self { at: at.cast(), len })
     }
 
-    /// Removes one page.
-    pub(crate) fn unmap_page(&self, page: usize) {
+    /// Has nobody touch one page. It is not unmapped: another thread's mapping could take its place.
+    pub(crate) fn close_page(&self, page: usize) {
         let at = self.at.wrapping_add(page * page_size());
         // SAFETY: a page of this mapping, which only tests of registration use afterwards.
-        assert_eq!(unsafe { libc::munmap(at.cast(), page_size()) }, 0);
+        assert_eq!(unsafe { libc::mprotect(at.cast(), page_size(), libc::PROT_NONE) }, 0);
     }
 
     pub(crate) fn addr(&self) -> u64 {
