@@ -42,8 +42,10 @@ pub(crate) struct Connection {
     /// The program hears of it: from the start if it made it, else when it has accepted. As in the kernel (`ucma_event_handler`), a
     /// request whose client goes away has no event, and accepting it fails.
     told_of: AtomicBool,
-    /// Where the program's structure is; 0 before there is one, or when it is gone.
+    /// Where the program's structure is; 0 before there is one. It stays while that is destroyed: an event that is taken meanwhile has it.
     pub(crate) handle: AtomicUsize,
+    /// It is being destroyed, and has no more events.
+    gone: AtomicBool,
     state: Mutex<State>,
     default_pd: OnceLock<Arc<DefaultPd>>,
     /// Threads that wait for the state. Whoever only polls lets them go first: a loop that polls would lock them out.
@@ -142,6 +144,7 @@ impl Connection {
                 all_acked: Condvar::new(),
                 told_of: AtomicBool::new(stream.is_none()),
                 handle: AtomicUsize::new(0),
+                gone: AtomicBool::new(false),
                 waiting: AtomicUsize::new(0),
                 default_pd: OnceLock::new(),
                 state: Mutex::new(State {
@@ -196,8 +199,9 @@ impl Connection {
     }
 
     pub(super) fn tell(&self, event: Event) {
-        // As in the kernel, an identifier that the program does not have yet has no events.
-        if self.handle.load(Ordering::Acquire) == 0 || !self.told_of.load(Ordering::Acquire) {
+        // As in the kernel, an identifier that the program does not have yet, or no more, has no events.
+        let unknown = self.handle.load(Ordering::Acquire) == 0 || !self.told_of.load(Ordering::Acquire);
+        if unknown || self.gone.load(Ordering::Acquire) {
             return;
         }
         let Some(of) = self.me.upgrade() else { return };
@@ -396,7 +400,7 @@ impl Connection {
 
     /// `rdma_destroy_id(3)`: the other end is told, no event comes any more, and those that the program took are acknowledged.
     pub(crate) fn destroy(&self) {
-        self.handle.store(0, Ordering::Release);
+        self.gone.store(true, Ordering::Release);
         {
             let mut state = self.state();
             state.cm.destroy();
@@ -552,4 +556,35 @@ fn limits(device: &Device) -> Limits {
 /// `EINVAL`.
 pub(crate) fn invalid() -> io::Error {
     io::Error::from_raw_os_error(libc::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SoftConfig;
+
+    #[test]
+    fn event_that_is_taken_while_its_identifier_is_destroyed_still_has_it() {
+        let device = Arc::new(Device::new(SoftConfig::default()).unwrap());
+        let channel = Arc::new(EventChannel::new().unwrap());
+        let connection = Connection::new(device, Arc::clone(&channel)).unwrap();
+        connection.handle.store(0x1000, Ordering::Release);
+        connection.announce(Kind::AddrResolved);
+        let seen = std::thread::scope(|scope| {
+            let state = connection.state();
+            scope.spawn(|| connection.destroy());
+            // It has said that it is gone, and cannot go on.
+            while connection.waiting.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            let taken = channel.next().unwrap();
+            let seen = taken.of.handle.load(Ordering::Acquire);
+            drop(state);
+            taken.of.event_acked();
+            seen
+        });
+        assert_eq!(seen, 0x1000);
+        connection.announce(Kind::RouteResolved);
+        assert!(channel.remove(&connection).is_empty(), "an event came after the end");
+    }
 }
