@@ -14,7 +14,7 @@ use rpma_sys::bindings::{
 
 use super::async_events::Subject;
 use super::cq::{Cq, Entry};
-use super::device::Device;
+use super::device::{Device, limit};
 use super::event_channel::{EventChannel, Waiting};
 use super::knock::Knocking;
 use super::listener::Listener;
@@ -81,9 +81,16 @@ pub(crate) struct State {
     pub(super) vanished_after: Duration,
     /// When it could have been for so long.
     pub(super) look_at: Option<Instant>,
-    /// The retry count that we asked with.
-    retry: u8,
+    asked: Asked,
     pub(super) options: Options,
+}
+
+/// What we asked with.
+#[derive(Debug, Clone, Copy, Default)]
+struct Asked {
+    retry: u8,
+    /// How many reads and atomics of the peer's we offered to answer at once.
+    resources: u8,
 }
 
 /// A queue pair.
@@ -162,7 +169,7 @@ impl Connection {
                     cut_at: None,
                     vanished_after: Duration::ZERO,
                     look_at: None,
-                    retry: 0,
+                    asked: Asked::default(),
                     options: Options::default(),
                 }),
             }
@@ -263,7 +270,7 @@ impl Connection {
             state.bound = Some(socket);
             return Err(invalid());
         }
-        state.retry = request.retry_count;
+        state.asked = Asked { retry: request.retry_count, resources: request.responder_resources };
         // TCP could connect a socket to itself.
         if request.source == request.destination {
             state.cm.stream_ended(now, StreamEnd::Refused);
@@ -320,12 +327,15 @@ impl Connection {
     /// The program takes the answer to its request: its queue pair becomes ready, and the other end is told.
     pub(crate) fn establish(&self, accept: &Accept) -> io::Result<()> {
         let mut state = self.state();
+        let asked = state.asked;
         let agreed = Agreed {
             peer: Some(accept.qp_num),
-            resources: accept.initiator_depth,
-            depth: accept.responder_resources,
+            // The peer cannot give itself what it was not offered: without resources it has no right to read.
+            resources: accept.initiator_depth.min(asked.resources),
+            // It may answer more than was wanted, as with soft-RoCE.
+            depth: accept.responder_resources.min(limit::RD_ATOMIC),
             rnr_retry: accept.rnr_retry_count,
-            retry: state.retry,
+            retry: asked.retry,
             ..Agreed::default()
         };
         let ready = self.ready_qp(&mut state, agreed);
