@@ -128,7 +128,8 @@ unsafe fn tell(channel: *mut rdma_event_channel, waiting: Waiting) -> io::Result
     Ok(boxed.cast())
 }
 
-/// The identifier of a connection that was asked for. It takes after its listener: that of a synchronous one has its own channel.
+/// The identifier of a connection that was asked for, on the channel that its request was taken from: the listener may have been migrated
+/// while that waited. It takes after its listener: that of a synchronous one has its own channel.
 ///
 /// # Safety
 ///
@@ -150,17 +151,15 @@ unsafe fn requested(
     }
     if own.synchronous {
         match create_event_channel() {
-            Ok(own_channel) => {
-                raw.channel = own_channel;
-                // SAFETY: just made.
-                child.migrate(unsafe { of_channel(own_channel) });
-            }
+            Ok(own_channel) => raw.channel = own_channel,
             Err(e) => {
                 child.destroy();
                 return Err(e);
             }
         }
     }
+    // SAFETY: live (contract above), or just made.
+    child.migrate(unsafe { of_channel(raw.channel) });
     let id = new_id(child, raw, own);
     // SAFETY: just made.
     unsafe { show_addresses(id) };

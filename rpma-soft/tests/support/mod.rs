@@ -229,8 +229,8 @@ pub(crate) fn param() -> ConnParam<'static> {
 
 /// A client that is about to connect.
 pub(crate) struct Connecting {
-    listening: Arc<EventChannel>,
-    _listener: CmId,
+    pub(crate) listening: Arc<EventChannel>,
+    pub(crate) listener: CmId,
     pub(crate) client: End,
 }
 
@@ -250,7 +250,7 @@ impl Connecting {
         id.resolve_route(LIMIT).unwrap();
         assert_eq!(event(&channel).kind, CmEventKind::RouteResolved);
         let client = End::make(device, id, channel, parts);
-        Self { listening, _listener: listener, client }
+        Self { listening, listener, client }
     }
 
     /// Connects, and makes the other end of `server`.
