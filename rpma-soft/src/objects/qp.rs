@@ -148,11 +148,6 @@ pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init
         RcQp::new(config, DeviceMemory(Arc::clone(&device.table)), srq.clone().map(|srq| srq as Arc<dyn SharedReceives>));
     core.to_init().map_err(|_| invalid())?;
     let subject = Arc::new(Subject::default());
-    connection.put_qp(QpSlot::new(core, number, send_cq, recv_cq, Arc::clone(&subject)))?;
-    pd.enter();
-    if let Some(srq) = &srq {
-        srq.enter();
-    }
     let base = ibv_qp {
         context: device.context(),
         qp_context: attr.qp_context,
@@ -170,10 +165,20 @@ pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init
     if ops != 0 {
         builders::fill(&mut raw, ops);
     }
-    let qp = SoftQp { raw, connection: Arc::clone(connection), builder: Builder::default(), subject, srq };
+    let builder = Builder::default();
+    let qp = SoftQp { raw, connection: Arc::clone(connection), builder, subject: Arc::clone(&subject), srq: srq.clone() };
     let qp = Box::into_raw(Box::new(qp));
-    // SAFETY: just made.
-    unsafe { &(*qp).subject }.handle.store(qp.expose_provenance(), Ordering::Release);
+    // Before any thread of ours can see the queue pair: an event of it leads to the program's structure.
+    subject.handle.store(qp.expose_provenance(), Ordering::Release);
+    pd.enter();
+    srq.iter().for_each(|srq| srq.enter());
+    if let Err(e) = connection.put_qp(QpSlot::new(core, number, send_cq, recv_cq, subject)) {
+        srq.iter().for_each(|srq| srq.leave());
+        pd.leave();
+        // SAFETY: just made, and nobody else knows of it: the slot that leads to it was given back, and is gone.
+        drop(unsafe { Box::from_raw(qp) });
+        return Err(e);
+    }
     Ok(qp.cast())
 }
 
