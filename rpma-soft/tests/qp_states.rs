@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rpma_soft::door;
 use rpma_sys::bindings::*;
 use support::raw::{RawEnd, ask};
-use support::{is_soft, provider, provider_like};
+use support::{Device, Parts, is_soft, provider, provider_like};
 
 const FLUSHED: ibv_wc_status = IBV_WC_WR_FLUSH_ERR;
 
@@ -41,6 +41,24 @@ fn structure_shows_the_states_that_calls_bring_about() {
     assert_eq!(states(&client), (IBV_QPS_RTS, IBV_QPS_RTS), "nobody has called anything");
     client.disconnect();
     assert_eq!(states(&client), (IBV_QPS_ERR, IBV_QPS_ERR));
+}
+
+#[test]
+fn threads_that_ask_for_a_state_at_once_are_each_answered() {
+    let device = Device::new();
+    let (client, _server) = device.pair(Parts::new(&device), Parts::new(&device));
+    // What one of them did wrong ThreadSanitizer sees: each answer is shown in the program's structure too.
+    let start = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                start.wait();
+                for _ in 0..100 {
+                    assert_eq!(client.qp.query(IBV_QP_STATE).unwrap().0.qp_state, IBV_QPS_RTS);
+                }
+            });
+        }
+    });
 }
 
 #[test]

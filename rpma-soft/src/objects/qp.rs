@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rpma_sys::bindings::*;
 use rpma_sys::{QpExOps, QpOps};
@@ -244,8 +244,13 @@ pub(crate) unsafe fn modify(qp: *mut ibv_qp, attr: &ibv_qp_attr, mask: c_int) ->
 /// `qp` is null or live.
 pub(super) unsafe fn set_state(qp: *mut ibv_qp, state: ibv_qp_state) {
     if !qp.is_null() {
-        // SAFETY: live (contract above); the state is written by calls that the program does not make at once.
-        unsafe { (*qp).state = state };
+        // SAFETY: live (contract above).
+        let place = unsafe { &raw mut (*qp).state };
+        // SAFETY: an aligned number in a live structure (contract above). The program may make calls from several threads at once (verbs
+        // are thread-safe), and each write of ours is this one; a program that reads the field beside its own calls is as far as with
+        // rdma-core, which writes it plainly.
+        let shown = unsafe { AtomicU32::from_ptr(place) };
+        shown.store(state, Ordering::Relaxed);
     }
 }
 
@@ -263,15 +268,18 @@ pub(crate) unsafe fn query(qp: *mut ibv_qp, mask: c_int) -> Result<(ibv_qp_attr,
         // SAFETY: live (contract above).
         unsafe { set_state(qp, attr.qp_state) };
     }
-    // SAFETY: live (contract above); what is read here never changes.
-    let raw = unsafe { &*qp };
     let init = ibv_qp_init_attr {
-        qp_context: raw.qp_context,
-        send_cq: raw.send_cq,
-        recv_cq: raw.recv_cq,
-        srq: raw.srq,
+        // SAFETY: live (contract above). Field by field, here and below: these never change, and the state, which does, is not read.
+        qp_context: unsafe { (*qp).qp_context },
+        // SAFETY: as above.
+        send_cq: unsafe { (*qp).send_cq },
+        // SAFETY: as above.
+        recv_cq: unsafe { (*qp).recv_cq },
+        // SAFETY: as above.
+        srq: unsafe { (*qp).srq },
         cap: attr.cap,
-        qp_type: raw.qp_type,
+        // SAFETY: as above.
+        qp_type: unsafe { (*qp).qp_type },
         sq_sig_all: signal_all.into(),
     };
     Ok((attr, init))
