@@ -17,6 +17,8 @@ const STRANGERS: usize = 256;
 const GRACE: Duration = Duration::from_millis(500);
 /// How long a stranger may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long until a listener that cannot let anybody in tries again.
+const RETRY: Duration = Duration::from_millis(100);
 /// How many requests wait for the program, where it does not say; the kernel's `max_backlog`.
 const BACKLOG: usize = 1024;
 
@@ -29,6 +31,10 @@ pub(crate) struct Listener {
     /// Requests beyond the backlog, which the program hears of when it has taken others. The kernel drops them and their clients ask
     /// again, to the same effect (`ENOMEM` in `cm_destroy_id`).
     beyond: VecDeque<(ConnectRequest, Stream)>,
+    /// When somebody who waits in the kernel's queue is to be let in: the only reminder that there is, however many knock until then.
+    pub(super) again: Option<Instant>,
+    /// Nobody could be let in, and the kernel's queue has not been empty since.
+    shut: bool,
 }
 
 /// Somebody who connected and has not said what it wants.
@@ -49,13 +55,12 @@ impl Connection {
             return Err(invalid());
         }
         let socket = state.bound.take().ok_or_else(invalid)?;
-        if let Err(e) = socket.listen(4096) {
+        if let Err(e) = socket.listen(4096).and_then(|()| self.driver.watch(&socket, self.token)) {
             state.bound = Some(socket);
             return Err(e);
         }
-        self.driver.watch(&socket, self.token)?;
         let backlog = usize::try_from(backlog).ok().filter(|&backlog| backlog > 0).map_or(BACKLOG, |asked| asked.min(BACKLOG));
-        state.listener = Some(Listener { socket, backlog, strangers: VecDeque::new(), beyond: VecDeque::new() });
+        state.listener = Some(Listener::new(socket, backlog));
         drop(state);
         // Whoever connected before the watch began told itself to nobody.
         self.run_soon();
@@ -104,21 +109,46 @@ impl Connection {
 }
 
 impl Listener {
+    fn new(socket: Socket, backlog: usize) -> Self {
+        Self { socket, backlog, strangers: VecDeque::new(), beyond: VecDeque::new(), again: None, shut: false }
+    }
+
     /// The socket.
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
+    }
+
+    /// Those who wait in the kernel's queue stay there until then, or until somebody before them makes room.
+    fn try_again(&mut self, at: Instant) {
+        self.again = Some(self.again.map_or(at, |again| again.min(at)));
+    }
+
+    /// Out of descriptors, most likely. Whether that is news: it goes on until nobody waits any more.
+    fn cannot_let_in(&mut self, now: Instant) -> bool {
+        self.try_again(now + RETRY);
+        !std::mem::replace(&mut self.shut, true)
+    }
+
+    /// Nobody waits.
+    fn all_in(&mut self) {
+        (self.again, self.shut) = (None, false);
     }
 }
 
 /// Takes in whoever connected.
 pub(super) fn ready(connection: &Arc<Connection>, mut state: MutexGuard<'_, State>) {
+    let now = Instant::now();
+    if let Some(listener) = &mut state.listener {
+        listener.again.take_if(|again| *again <= now);
+    }
     let mut new = Vec::new();
     let mut gone = Vec::new();
     while let Some(listener) = &mut state.listener {
         if listener.strangers.len() >= STRANGERS {
             match listener.strangers.front() {
                 Some(oldest) if oldest.since.elapsed() < GRACE => {
-                    connection.driver.remind(connection.token, oldest.since + GRACE);
+                    let at = oldest.since + GRACE;
+                    listener.try_again(at);
                     break;
                 }
                 _ => gone.extend(listener.strangers.pop_front()),
@@ -126,11 +156,14 @@ pub(super) fn ready(connection: &Arc<Connection>, mut state: MutexGuard<'_, Stat
         }
         let socket = match listener.socket.accept() {
             Ok(Some(socket)) => socket,
-            Ok(None) => break,
+            Ok(None) => {
+                listener.all_in();
+                break;
+            }
             Err(e) => {
-                // Out of descriptors, most likely. Those who wait stay in the kernel's queue.
-                log::warn!("somebody who connects cannot be let in: {e}");
-                connection.driver.remind(connection.token, Instant::now() + Duration::from_millis(100));
+                if listener.cannot_let_in(now) {
+                    log::warn!("somebody who connects cannot be let in: {e}");
+                }
                 break;
             }
         };
@@ -142,6 +175,7 @@ pub(super) fn ready(connection: &Arc<Connection>, mut state: MutexGuard<'_, Stat
             Err(e) => log::warn!("somebody who connects is lost: {e}"),
         }
     }
+    connection.remind(&mut state);
     connection.let_in(state);
     drop(gone);
     for stranger in new {
@@ -215,5 +249,21 @@ impl Source for Stranger {
 impl Drop for Stranger {
     fn drop(&mut self) {
         self.driver.leave(self.token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listener_that_cannot_let_anybody_in_has_one_reminder_and_news_once_until_nobody_waits() {
+        let mut listener = Listener::new(Socket::bound(([127, 0, 0, 1], 0).into(), None).unwrap(), BACKLOG);
+        let start = Instant::now();
+        let news = (0..90).filter(|&ms| listener.cannot_let_in(start + Duration::from_millis(ms))).count();
+        assert_eq!((news, listener.again), (1, Some(start + RETRY)));
+        listener.all_in();
+        assert_eq!((listener.again, listener.cannot_let_in(start + 2 * RETRY)), (None, true));
+        assert_eq!(listener.again, Some(start + 3 * RETRY));
     }
 }

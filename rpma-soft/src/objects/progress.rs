@@ -187,7 +187,9 @@ impl Connection {
         let qp = state.qp.as_ref().and_then(|qp| qp.core.next_timeout());
         let look_at = state.look_at.filter(|_| state.stream.is_some());
         let knocking = state.knocking.and_then(|knocking| knocking.again);
-        let Some(next) = [qp, state.cm.deadline(), state.cut_at, look_at, knocking].into_iter().flatten().min() else { return };
+        let knocked_at = state.listener.as_ref().and_then(|listener| listener.again);
+        let all = [qp, state.cm.deadline(), state.cut_at, look_at, knocking, knocked_at];
+        let Some(next) = all.into_iter().flatten().min() else { return };
         // An earlier reminder comes, finds nothing due, and asks again: most deadlines only ever move back.
         if state.reminded.is_none_or(|reminded| next < reminded) {
             state.reminded = Some(next);
