@@ -68,14 +68,17 @@ pub struct Soft {
 impl Soft {
     /// The software provider with its defaults: one per process, later calls return the same one.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If the process has no descriptor left for the first call.
-    #[must_use]
-    pub fn open() -> ProviderRef {
+    /// If the process has no descriptor left for the first call, which takes one. The next call tries again.
+    pub fn open() -> io::Result<ProviderRef> {
         static OPENED: OnceLock<Arc<Soft>> = OnceLock::new();
-        let new = || Arc::new(Self::new(SoftConfig::default()).expect("a descriptor for the device's asynchronous events"));
-        Arc::clone(OPENED.get_or_init(new)) as ProviderRef
+        if let Some(opened) = OPENED.get() {
+            return Ok(Arc::clone(opened) as ProviderRef);
+        }
+        // If another thread was faster, its device is that of everybody.
+        let new = Arc::new(Self::new(SoftConfig::default())?);
+        Ok(Arc::clone(OPENED.get_or_init(|| new)) as ProviderRef)
     }
 
     /// A software provider of its own, with a device that is like `config` says. What is made with one provider is not for another, but

@@ -113,3 +113,14 @@ fn listener_without_descriptors_says_so_once_and_lets_everybody_in_when_there_ar
     }
     assert_eq!(WARNINGS.0.load(Ordering::SeqCst), 1);
 }
+
+#[test]
+fn provider_that_finds_no_descriptor_is_an_error_and_opens_when_there_is_one() {
+    let _alone = alone();
+    let none_left = NoneLeft::take();
+    let refused = Soft::open();
+    drop(none_left);
+    assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EMFILE));
+    let opened = Soft::open().unwrap();
+    assert!(std::sync::Arc::ptr_eq(&opened, &Soft::open().unwrap()), "one per process");
+}

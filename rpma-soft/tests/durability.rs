@@ -65,7 +65,7 @@ fn prepare(context: &Arc<Context>, id: CmId, channel: Arc<EventChannel>) -> End 
 }
 
 fn pair() -> (End, End) {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let context = Context::list(&provider).unwrap().remove(0);
     let listening = EventChannel::create(&provider).unwrap();
     let listener = CmId::create(&listening).unwrap();
@@ -110,7 +110,7 @@ fn flush(client: &End, addr: NonNull<u8>, mr: &Mr, len: usize) -> u32 {
 
 #[test]
 fn memory_that_keeps_nothing_does_not_accept_persistent_flush() {
-    let context = Context::list(&Soft::open()).unwrap().remove(0);
+    let context = Context::list(&Soft::open().unwrap()).unwrap().remove(0);
     let pd = Pd::alloc(&context).unwrap();
     let anonymous = map(None, 4096);
     assert_eq!(register(&pd, anonymous, 4096, FLUSHED).unwrap_err().raw_os_error(), Some(libc::EINVAL));

@@ -162,7 +162,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let provider = Soft::open();
+        let provider = Soft::open().unwrap();
         let context = Context::list(&provider).unwrap().remove(0);
         let listening = EventChannel::create(&provider).unwrap();
         let listener = CmId::create(&listening).unwrap();

@@ -119,7 +119,7 @@ fn server_that_speaks_another_protocol_is_told_as_a_refusal() {
 
 #[test]
 fn strangers_who_say_nothing_do_not_keep_clients_out() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (channel, _id, addr) = listener(&provider);
     let strangers: Vec<_> = (0..300).map(|_| TcpStream::connect(addr).unwrap()).collect();
     let (_client_channel, _client) = asking(&provider, addr);
@@ -189,7 +189,7 @@ fn requests_beyond_the_backlog_are_rejected_with_their_listener() {
 #[test]
 fn device_without_native_operations_says_so() {
     let plain = Soft::with_config(SoftConfig::default().without_native_operations()).unwrap();
-    for (provider, has) in [(Soft::open(), true), (plain, false)] {
+    for (provider, has) in [(Soft::open().unwrap(), true), (plain, false)] {
         let contexts = rpma_sys::owned::Context::list(&provider).unwrap();
         let attr = contexts[0].query_device().unwrap();
         assert_eq!(attr.device_cap_flags_ex != 0, has);

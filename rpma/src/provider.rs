@@ -3,6 +3,8 @@
 use std::env::{self, VarError};
 use std::fmt;
 #[cfg(feature = "soft")]
+use std::io;
+#[cfg(feature = "soft")]
 use std::net::IpAddr;
 use std::str::FromStr;
 #[cfg(feature = "soft")]
@@ -49,6 +51,11 @@ pub enum ProviderError {
     /// rdma-core cannot be opened.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The software provider cannot be opened: it takes a descriptor, and the process has none left.
+    #[cfg(feature = "soft")]
+    #[error("the software provider cannot be opened: raise the limit of open files (`ulimit -n`), or close some")]
+    #[expect(missing_docs, reason = "the message explains its field")]
+    Soft { source: io::Error },
 }
 
 impl ProviderError {
@@ -58,6 +65,8 @@ impl ProviderError {
         match self {
             Self::Unknown { .. } | Self::UnknownInEnv { .. } => ErrorCode::InvalidArgument,
             Self::Load(_) => ErrorCode::Provider,
+            #[cfg(feature = "soft")]
+            Self::Soft { .. } => ErrorCode::Provider,
         }
     }
 }
@@ -118,16 +127,16 @@ impl Provider {
     ///
     /// # Errors
     ///
-    /// [`ProviderError::Load`], which says what to install.
+    /// [`ProviderError::Load`], which says what to install; `ProviderError::Soft`, if the process has no descriptor left.
     pub fn open(self) -> Result<ProviderRef, ProviderError> {
         match self {
             Self::RdmaCore => Ok(RdmaCore::open()?),
             #[cfg(feature = "rdma-sys")]
             Self::RdmaCoreLinked => Ok(rpma_mr::sys::RdmaCoreLinked::open()),
             #[cfg(feature = "soft")]
-            Self::Soft => Ok(rpma_soft::Soft::open()),
+            Self::Soft => soft(),
             #[cfg(feature = "soft")]
-            Self::Auto => Ok(auto(|provider| Device::list(provider).is_ok())),
+            Self::Auto => auto(|provider| Device::list(provider).is_ok()),
         }
     }
 
@@ -135,7 +144,7 @@ impl Provider {
     ///
     /// # Errors
     ///
-    /// [`ProviderError::Load`], which says what to install.
+    /// [`ProviderError::Load`], which says what to install; `ProviderError::Soft`, if the process has no descriptor left.
     pub fn open_for(self, host: &str) -> Result<ProviderRef, ProviderError> {
         match self {
             #[cfg(feature = "soft")]
@@ -144,7 +153,7 @@ impl Provider {
                 let leads_there = |provider: &ProviderRef| {
                     Device::local(provider, host).is_ok() || Device::remote(provider, host, Device::RESOLVE_TIMEOUT).is_ok()
                 };
-                Ok(auto(|provider| !is_loopback && leads_there(provider)))
+                auto(|provider| !is_loopback && leads_there(provider))
             }
             other => {
                 let _the_same_everywhere = host;
@@ -174,15 +183,20 @@ impl FromStr for Provider {
 
 /// rdma-core if it is there and will do, else the software provider.
 #[cfg(feature = "soft")]
-fn auto(will_do: impl FnOnce(&ProviderRef) -> bool) -> ProviderRef {
+fn auto(will_do: impl FnOnce(&ProviderRef) -> bool) -> Result<ProviderRef, ProviderError> {
     match RdmaCore::open() {
-        Ok(provider) if will_do(&provider) => provider,
+        Ok(provider) if will_do(&provider) => Ok(provider),
         _ => {
             static TOLD: Once = Once::new();
             TOLD.call_once(|| log::info!("no RDMA device for this: RDMA in user space over TCP is used (the provider soft)"));
-            rpma_soft::Soft::open()
+            soft()
         }
     }
+}
+
+#[cfg(feature = "soft")]
+fn soft() -> Result<ProviderRef, ProviderError> {
+    rpma_soft::Soft::open().map_err(|source| ProviderError::Soft { source })
 }
 
 fn names() -> String {
@@ -205,5 +219,14 @@ mod tests {
         let error = "verbs".parse::<Provider>().unwrap_err();
         assert!(error.to_string().starts_with(r#"there is no RDMA provider "verbs"; this program has: rdma-core"#));
         assert_eq!(error.code(), ErrorCode::InvalidArgument);
+    }
+
+    #[cfg(feature = "soft")]
+    #[test]
+    fn software_provider_without_a_descriptor_says_what_to_do_and_keeps_the_cause() {
+        let error = ProviderError::Soft { source: io::Error::from_raw_os_error(24) };
+        assert!(error.to_string().contains("ulimit -n"));
+        assert!(std::error::Error::source(&error).unwrap().to_string().contains("os error 24"));
+        assert_eq!(error.code(), ErrorCode::Provider);
     }
 }

@@ -34,7 +34,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        let peer = Peer::new(&Device::local(&Soft::open(), "127.0.0.1").unwrap()).unwrap();
+        let peer = Peer::new(&Device::local(&Soft::open().unwrap(), "127.0.0.1").unwrap()).unwrap();
         let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0)).unwrap();
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let target = MappedFile::create(dir.path().join("file"), 4096).unwrap();

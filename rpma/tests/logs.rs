@@ -28,7 +28,7 @@ impl Log for Heard {
 /// A connection's life, with the first flush, of whose way the library speaks.
 fn flush_once() {
     const LIMIT: Duration = Duration::from_secs(60);
-    let peer = Peer::new(&Device::local(&Soft::open(), "127.0.0.1").unwrap()).unwrap();
+    let peer = Peer::new(&Device::local(&Soft::open().unwrap(), "127.0.0.1").unwrap()).unwrap();
     let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0)).unwrap();
     let region = peer.register(AnonPages::new(8).unwrap(), Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY).unwrap();
     let pending = ConnReq::new(&peer, endpoint.local_addr().unwrap(), &ConnCfg::new()).unwrap().connect(&[]).unwrap();

@@ -106,7 +106,7 @@ fn record(n: usize) -> [u8; RECORD_BYTES] {
 #[test]
 fn thousand_connections_cost_what_is_documented_and_share_one_progress_thread() {
     allow_descriptors(2 * CONNECTIONS * END_DESCRIPTORS + 100);
-    let device = Device::local(&Soft::open(), "127.0.0.1").unwrap();
+    let device = Device::local(&Soft::open().unwrap(), "127.0.0.1").unwrap();
     let peer = Peer::new(&device).unwrap();
     let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0)).unwrap();
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -60,7 +60,7 @@ fn ask(provider: &ProviderRef, node: &str, port: u16) -> [u8; 16] {
 #[test]
 fn server_and_client_of_librdmacm_s_examples_exchange_their_messages() {
     for node in ["127.0.0.1", "::1"] {
-        let provider = Soft::open();
+        let provider = Soft::open().unwrap();
         let listener = passive(&provider, node);
         let port = listener.local().port();
         let server = thread::spawn(move || [serve(&listener), serve(&listener)]);
@@ -73,7 +73,7 @@ fn server_and_client_of_librdmacm_s_examples_exchange_their_messages() {
 
 #[test]
 fn request_of_an_endpoint_with_attributes_has_a_queue_pair_and_of_one_without_has_none() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     for with in [true, false] {
         let mut attr = attributes();
         let attr = with.then_some(&mut attr);
@@ -94,7 +94,7 @@ fn request_of_an_endpoint_with_attributes_has_a_queue_pair_and_of_one_without_ha
 
 #[test]
 fn queue_pair_that_the_listener_s_attributes_do_not_allow_leaves_the_request_with_the_listener() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let mut attr = attributes();
     attr.cap.max_send_wr = u32::MAX;
     let listener = Id::endpoint(&provider, &mut info("127.0.0.1", 0, RAI_PASSIVE).fields(), Some(&mut attr)).unwrap();
@@ -112,7 +112,7 @@ fn queue_pair_that_the_listener_s_attributes_do_not_allow_leaves_the_request_wit
 
 #[test]
 fn private_data_of_the_address_go_before_the_program_s() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let listener = passive(&provider, "127.0.0.1");
     let found = info("127.0.0.1", listener.local().port(), 0);
     let mut front = *b"front ";
@@ -127,7 +127,7 @@ fn private_data_of_the_address_go_before_the_program_s() {
 
 #[test]
 fn endpoints_that_cannot_be_made_leave_nothing_behind() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let listener = passive(&provider, "127.0.0.1");
     let addr = listener.local();
     let endpoint = |change: &dyn Fn(&mut rdma_addrinfo), flags| {
@@ -156,7 +156,7 @@ fn resolved(provider: &ProviderRef) -> Id {
 
 #[test]
 fn completion_queues_that_are_not_given_come_and_go_with_the_queue_pair() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let id = resolved(&provider);
     let mut attr = attributes();
     attr.cap.max_recv_wr = 3;
@@ -176,7 +176,7 @@ fn completion_queues_that_are_not_given_come_and_go_with_the_queue_pair() {
 
 #[test]
 fn completion_queues_that_are_given_stay_the_program_s() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let id = resolved(&provider);
     let cq = Cq::create(&id);
     let mut both = ibv_qp_init_attr { send_cq: cq.raw, recv_cq: cq.raw, ..attributes() };
@@ -196,7 +196,7 @@ fn completion_queues_that_are_given_stay_the_program_s() {
 
 #[test]
 fn queue_pair_that_cannot_be_made_leaves_no_queues() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let id = resolved(&provider);
     let mut attr = ibv_qp_init_attr { qp_type: IBV_QPT_UD, ..attributes() };
     assert_eq!(id.create_qp(&mut attr), Err(libc::EOPNOTSUPP));
@@ -211,7 +211,7 @@ fn queue_pair_that_cannot_be_made_leaves_no_queues() {
 
 #[test]
 fn identifiers_of_a_device_share_a_protection_domain_until_they_are_given_another() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let [one, two] = [resolved(&provider), resolved(&provider)];
     assert!(!one.fields().pd.is_null());
     assert_eq!(one.fields().pd, two.fields().pd);
@@ -221,7 +221,7 @@ fn identifiers_of_a_device_share_a_protection_domain_until_they_are_given_anothe
 
 #[test]
 fn inline_data_as_long_as_the_list_of_ranges_is_granted_unasked() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let id = resolved(&provider);
     for (asked, ranges, granted) in [(0, 1, 16), (0, 3, 48), (20, 1, 20), (0, 0, 0)] {
         let mut attr = attributes();
@@ -235,7 +235,7 @@ fn inline_data_as_long_as_the_list_of_ranges_is_granted_unasked() {
 
 #[test]
 fn queue_pair_takes_its_receives_from_the_shared_queue_of_its_identifier() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let listener = Id::endpoint(&provider, &mut info("127.0.0.1", 0, RAI_PASSIVE).fields(), None).unwrap();
     listener.listen().unwrap();
     assert_eq!(resolved(&provider).create_srq(0), Err(libc::EINVAL));

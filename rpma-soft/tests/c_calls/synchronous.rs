@@ -44,7 +44,7 @@ fn connecting(
 
 #[test]
 fn each_call_waits_for_its_event_and_leaves_it_in_the_identifier() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (listener, addr) = listener(&provider);
     let client = Id::create(&provider, RDMA_PS_TCP).unwrap();
     assert!(!client.fields().channel.is_null());
@@ -88,7 +88,7 @@ fn each_call_waits_for_its_event_and_leaves_it_in_the_identifier() {
 
 #[test]
 fn refusal_is_econnrefused_and_what_came_with_it_can_be_read() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (listener, addr) = listener(&provider);
     let client = connecting(&provider, addr, b"");
     let server = listener.get_request().unwrap();
@@ -102,7 +102,7 @@ fn refusal_is_econnrefused_and_what_came_with_it_can_be_read() {
 
 #[test]
 fn nobody_listening_is_econnrefused() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let free = TcpListener::bind(any_port()).unwrap().local_addr().unwrap();
     let client = client(&provider, free);
     assert_eq!(client.connect(), Err(libc::ECONNREFUSED));
@@ -122,7 +122,7 @@ fn host_that_says_nothing_is_etimedout() {
 
 #[test]
 fn client_that_goes_away_with_the_answer_is_an_error_of_the_accept() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (listener, addr) = listener(&provider);
     let client = Id::create(&provider, RDMA_PS_TCP).unwrap();
     client.resolve_addr(None, addr).unwrap();
@@ -138,7 +138,7 @@ fn client_that_goes_away_with_the_answer_is_an_error_of_the_accept() {
 
 #[test]
 fn requests_wait_and_each_is_taken_once() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (listener, addr) = listener(&provider);
     let clients: Vec<_> = [&b"a"[..], b"b", b"c"].into_iter().map(|name| connecting(&provider, addr, name)).collect();
     let servers: Vec<_> = clients.iter().map(|_| listener.get_request().unwrap()).collect();
@@ -160,7 +160,7 @@ fn requests_wait_and_each_is_taken_once() {
 
 #[test]
 fn listener_that_goes_away_refuses_who_waits() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (listener, addr) = listener(&provider);
     let clients = [connecting(&provider, addr, b""), connecting(&provider, addr, b"")];
     let taken = listener.get_request().unwrap();
@@ -177,7 +177,7 @@ fn listener_that_goes_away_refuses_who_waits() {
 
 #[test]
 fn identifier_is_synchronous_while_it_is_on_no_channel_of_the_program_s() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (listener, addr) = listener(&provider);
     assert_eq!(listener.migrate(None), Err(libc::EINVAL), "it is already");
     let channel = Channel::create(&provider);
@@ -193,7 +193,7 @@ fn identifier_is_synchronous_while_it_is_on_no_channel_of_the_program_s() {
 
 #[test]
 fn moving_away_lets_go_of_the_event_and_of_the_channel() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (_listener, addr) = listener(&provider);
     let client = client(&provider, addr);
     assert_eq!(client.kind(), Some(RDMA_CM_EVENT_ROUTE_RESOLVED));
@@ -205,7 +205,7 @@ fn moving_away_lets_go_of_the_event_and_of_the_channel() {
 
 #[test]
 fn signal_ends_the_waiting_and_the_next_call_has_the_event() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (listener, addr) = listener(&provider);
     let waiting = thread::spawn(move || (listener.get_request().err(), listener));
     crate::harness::interrupt(&waiting);
@@ -218,7 +218,7 @@ fn signal_ends_the_waiting_and_the_next_call_has_the_event() {
 
 #[test]
 fn program_with_a_queue_pair_of_its_own_establishes_the_connection_itself() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (listener, addr) = listener(&provider);
     let client = Id::create(&provider, RDMA_PS_TCP).unwrap();
     client.resolve_addr(None, addr).unwrap();
@@ -244,7 +244,7 @@ fn program_with_a_queue_pair_of_its_own_establishes_the_connection_itself() {
 
 #[test]
 fn accept_that_the_program_knows_to_have_arrived_needs_no_answer() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (listener, addr) = listener(&provider);
     let channel = Channel::create(&provider);
     let client = Id::create(&provider, RDMA_PS_TCP).unwrap();
@@ -271,7 +271,7 @@ fn accept_that_the_program_knows_to_have_arrived_needs_no_answer() {
 
 #[test]
 fn calls_out_of_order_are_einval_and_change_nothing() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (listener, addr) = listener(&provider);
     assert_eq!(listener.listen(), Err(libc::EINVAL));
     assert_eq!(listener.resolve_addr(None, addr), Err(libc::EINVAL));
@@ -296,7 +296,7 @@ fn calls_out_of_order_are_einval_and_change_nothing() {
 
 #[test]
 fn port_spaces_without_connections_are_not_here_and_others_do_not_exist() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     for ps in [RDMA_PS_UDP, RDMA_PS_IPOIB, RDMA_PS_IB] {
         assert_eq!(Id::create(&provider, ps).err(), Some(libc::EOPNOTSUPP));
     }
@@ -305,7 +305,7 @@ fn port_spaces_without_connections_are_not_here_and_others_do_not_exist() {
 
 #[test]
 fn connection_comes_from_the_address_that_was_asked_for_or_bound() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (listener, addr) = listener(&provider);
     let from = |source: Option<SocketAddr>, bound: Option<SocketAddr>| {
         let id = Id::create(&provider, RDMA_PS_TCP).unwrap();
@@ -334,7 +334,7 @@ fn connection_comes_from_the_address_that_was_asked_for_or_bound() {
 
 #[test]
 fn addresses_of_two_families_do_not_go_together() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let (_listener, addr) = listener(&provider);
     let id = Id::create(&provider, RDMA_PS_TCP).unwrap();
     assert_eq!(id.resolve_addr(Some("[::1]:0".parse().unwrap()), addr), Err(libc::EINVAL));
@@ -344,7 +344,7 @@ fn addresses_of_two_families_do_not_go_together() {
 
 #[test]
 fn listener_that_was_not_bound_is_on_every_address_of_a_port_of_its_own() {
-    let provider = Soft::open();
+    let provider = Soft::open().unwrap();
     let listener = Id::create(&provider, RDMA_PS_TCP).unwrap();
     listener.listen().unwrap();
     let local = listener.local();
