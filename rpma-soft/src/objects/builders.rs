@@ -8,7 +8,7 @@ use rpma_sys::bindings::*;
 
 use super::post::{copy_program_s, errno_of, flags_of};
 use super::qp::shared;
-use crate::driver::{lock, wait_while};
+use crate::driver::{caught, lock, wait_while};
 use crate::rc::{Data, SendOp, SendWr, Sge};
 use crate::wire::{FlushSpec, Placement, Remote, Selectivity};
 
@@ -44,9 +44,9 @@ impl Builder {
         }
     }
 
-    fn change_last(&self, change: impl FnOnce(&mut SendWr)) {
+    fn change_last(&self, data: Data) {
         if let Some(last) = lock(&self.batch).as_mut().and_then(|batch| batch.list.last_mut()) {
-            change(last);
+            last.data = data;
         }
     }
 }
@@ -72,12 +72,18 @@ pub(super) fn fill(raw: &mut ibv_qp_ex, ops: u64) {
     raw.wr_atomic_write = has(IBV_QP_EX_WITH_ATOMIC_WRITE).then_some(wr_atomic_write as _);
 }
 
+/// Builds for a program in C, into which no panic may go. One is a bug of ours, and what it was about is the batch: that is undone, as a
+/// post that panics is, with EFAULT.
+///
 /// # Safety
 ///
-/// `qp` is live, and stays so for as long as the result is used.
-unsafe fn builder<'a>(qp: *mut ibv_qp_ex) -> &'a Builder {
-    // SAFETY: the contract of this function.
-    unsafe { shared(qp.cast()) }.1
+/// `qp` is live.
+unsafe fn build(qp: *mut ibv_qp_ex, work: impl FnOnce(&Builder)) {
+    // SAFETY: live (contract above).
+    let (_, builder) = unsafe { shared(qp.cast()) };
+    if caught(|| work(builder)).is_none() {
+        let _ = caught(|| builder.fail(libc::EFAULT));
+    }
 }
 
 /// Adds a request with the `wr_id` and `wr_flags` that the program has just set.
@@ -90,37 +96,42 @@ unsafe fn add(qp: *mut ibv_qp_ex, op: SendOp) {
     let wr_id = unsafe { (*qp).wr_id };
     // SAFETY: as above.
     let flags = flags_of(unsafe { (*qp).wr_flags });
+    let add = |builder: &Builder| {
+        if let Some(batch) = lock(&builder.batch).as_mut() {
+            batch.list.push(SendWr { wr_id, op, data: Data::default(), flags });
+        }
+    };
     // SAFETY: live (contract above).
-    let builder = unsafe { builder(qp) };
-    if let Some(batch) = lock(&builder.batch).as_mut() {
-        batch.list.push(SendWr { wr_id, op, data: Data::default(), flags });
-    }
+    unsafe { build(qp, add) };
 }
 
 pub(super) unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: live (contract of the call).
-    unsafe { builder(qp) }.start();
+    unsafe { build(qp, Builder::start) };
 }
 
 pub(super) unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: live (contract of the call).
-    unsafe { builder(qp) }.end();
+    unsafe { build(qp, |builder| drop(builder.end())) };
 }
 
 pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: live (contract of the call).
     let (connection, builder) = unsafe { shared(qp.cast()) };
-    // The next batch begins when this one is posted, or their order would be anybody's.
-    let taken = lock(&builder.batch).as_mut().map(std::mem::take);
-    let rc = match taken {
-        None => libc::EINVAL,
-        Some(Batch { error, .. }) if error != 0 => error,
-        Some(Batch { list, .. }) => connection
-            .with_qp(|qp| qp.core.post_send_batch(list))
-            .map_or(libc::EINVAL, |posted| posted.map_or_else(|failed| full_is_no_space(errno_of(failed.error)), |()| 0)),
-    };
-    builder.end();
-    rc
+    let posted = caught(|| {
+        // The next batch begins when this one is posted, or their order would be anybody's.
+        let taken = lock(&builder.batch).as_mut().map(std::mem::take);
+        match taken {
+            None => libc::EINVAL,
+            Some(Batch { error, .. }) if error != 0 => error,
+            Some(Batch { list, .. }) => connection
+                .with_qp(|qp| qp.core.post_send_batch(list))
+                .map_or(libc::EINVAL, |posted| posted.map_or_else(|failed| full_is_no_space(errno_of(failed.error)), |()| 0)),
+        }
+    });
+    // Whatever came of it: others wait to begin.
+    let _ = caught(|| drop(builder.end()));
+    posted.unwrap_or(libc::EFAULT)
 }
 
 /// A full queue is ENOSPC here, as on soft-RoCE: nothing of the batch was posted.
@@ -173,7 +184,7 @@ pub(super) unsafe extern "C" fn wr_flush(qp: *mut ibv_qp_ex, rkey: u32, addr: u6
     };
     let (Some(placement), Some(selectivity)) = (placement, selectivity) else {
         // SAFETY: live (contract of the call).
-        return unsafe { builder(qp) }.fail(libc::EINVAL);
+        return unsafe { build(qp, |builder| builder.fail(libc::EINVAL)) };
     };
     let spec = FlushSpec { placement, selectivity, len_bytes: len as u64 };
     // SAFETY: live, between start and complete (contract of the call).
@@ -188,42 +199,51 @@ pub(super) unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, a
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
-    let sges = vec![Sge { addr, len_bytes: length, lkey }];
+    let set = |builder: &Builder| builder.change_last(Data::Sges(vec![Sge { addr, len_bytes: length, lkey }]));
     // SAFETY: live (contract of the call).
-    unsafe { builder(qp) }.change_last(|wr| wr.data = Data::Sges(sges));
+    unsafe { build(qp, set) };
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, list: *const ibv_sge) {
-    let mut sges = Vec::with_capacity(num_sge);
-    for at in 0..num_sge {
-        // SAFETY: the list holds so many ranges (contract of the call).
-        let place = unsafe { list.add(at) };
-        // SAFETY: as above.
-        let sge = unsafe { place.read() };
-        sges.push(Sge { addr: sge.addr, len_bytes: sge.length, lkey: sge.lkey });
-    }
+    let set = |builder: &Builder| {
+        let mut sges = Vec::with_capacity(num_sge);
+        for at in 0..num_sge {
+            // SAFETY: the list holds so many ranges (contract of the call).
+            let place = unsafe { list.add(at) };
+            // SAFETY: as above.
+            let sge = unsafe { place.read() };
+            sges.push(Sge { addr: sge.addr, len_bytes: sge.length, lkey: sge.lkey });
+        }
+        builder.change_last(Data::Sges(sges));
+    };
     // SAFETY: live (contract of the call).
-    unsafe { builder(qp) }.change_last(|wr| wr.data = Data::Sges(sges));
+    unsafe { build(qp, set) };
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
-    let mut bytes = Vec::with_capacity(length);
-    // SAFETY: so many bytes of the program's (contract of the call).
-    unsafe { copy_program_s(addr.expose_provenance() as u64, length, &mut bytes) };
+    let set = |builder: &Builder| {
+        let mut bytes = Vec::with_capacity(length);
+        // SAFETY: so many bytes of the program's (contract of the call).
+        unsafe { copy_program_s(addr.expose_provenance() as u64, length, &mut bytes) };
+        builder.change_last(Data::Inline(Arc::from(bytes)));
+    };
     // SAFETY: live (contract of the call).
-    unsafe { builder(qp) }.change_last(|wr| wr.data = Data::Inline(Arc::from(bytes)));
+    unsafe { build(qp, set) };
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, num_buf: usize, list: *const ibv_data_buf) {
-    let mut bytes = Vec::new();
-    for at in 0..num_buf {
-        // SAFETY: the list holds so many buffers (contract of the call).
-        let place = unsafe { list.add(at) };
-        // SAFETY: as above.
-        let buf = unsafe { place.read() };
-        // SAFETY: so many bytes of the program's (contract of the call).
-        unsafe { copy_program_s(buf.addr.expose_provenance() as u64, buf.length, &mut bytes) };
-    }
+    let set = |builder: &Builder| {
+        let mut bytes = Vec::new();
+        for at in 0..num_buf {
+            // SAFETY: the list holds so many buffers (contract of the call).
+            let place = unsafe { list.add(at) };
+            // SAFETY: as above.
+            let buf = unsafe { place.read() };
+            // SAFETY: so many bytes of the program's (contract of the call).
+            unsafe { copy_program_s(buf.addr.expose_provenance() as u64, buf.length, &mut bytes) };
+        }
+        builder.change_last(Data::Inline(Arc::from(bytes)));
+    };
     // SAFETY: live (contract of the call).
-    unsafe { builder(qp) }.change_last(|wr| wr.data = Data::Inline(Arc::from(bytes)));
+    unsafe { build(qp, set) };
 }

@@ -14,6 +14,7 @@ use super::memory::Table;
 use super::mr::{self, DefaultPd};
 use super::{cq_calls, loose_qp, post, srq_calls};
 use crate::SoftConfig;
+use crate::driver::caught;
 use crate::wire::MAX_MESSAGE_BYTES;
 
 /// Limits that the device reports.
@@ -236,6 +237,11 @@ unsafe fn copy_front<T: Copy>(from: &T, to: *mut T, size: usize) {
     unsafe { std::ptr::copy_nonoverlapping(from, to.cast::<u8>(), size) };
 }
 
+/// The answer to a program in C, into which no panic may go.
+fn no_panic(answer: impl FnOnce() -> c_int) -> c_int {
+    caught(answer).unwrap_or(libc::EFAULT)
+}
+
 unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     _: *const ibv_query_device_ex_input,
@@ -246,23 +252,29 @@ unsafe extern "C" fn query_device_ex(
     let context: *const SoftContext = context.cast_const().cast();
     // SAFETY: the context is live (contract of the call), and is a part of a `SoftContext`.
     let config = unsafe { (*context).config };
-    // SAFETY: `attr` leads to `size` bytes (contract of the call).
-    unsafe { copy_front(&attributes(&config), attr, size) };
-    0
+    no_panic(|| {
+        // SAFETY: `attr` leads to `size` bytes (contract of the call).
+        unsafe { copy_front(&attributes(&config), attr, size) };
+        0
+    })
 }
 
 unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, size: usize) -> c_int {
     if port != 1 {
         return libc::EINVAL;
     }
-    // SAFETY: `attr` leads to `size` bytes (contract of the call).
-    unsafe { copy_front(&port_attributes(), attr, size) };
-    0
+    no_panic(|| {
+        // SAFETY: `attr` leads to `size` bytes (contract of the call).
+        unsafe { copy_front(&port_attributes(), attr, size) };
+        0
+    })
 }
 
 unsafe extern "C" fn advise_mr(pd: *mut ibv_pd, advice: u32, flags: u32, sg_list: *mut ibv_sge, num_sge: u32) -> c_int {
-    // SAFETY: live, with so many ranges (contract of the call).
-    unsafe { mr::advise_mr(pd, advice, flags, sg_list, num_sge) }
+    no_panic(|| {
+        // SAFETY: live, with so many ranges (contract of the call).
+        unsafe { mr::advise_mr(pd, advice, flags, sg_list, num_sge) }
+    })
 }
 
 #[cfg(test)]

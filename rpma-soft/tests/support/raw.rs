@@ -58,7 +58,8 @@ impl RawEnd {
             recv_cq: cq,
             srq,
             pd,
-            comp_mask: IBV_QP_INIT_ATTR_PD,
+            comp_mask: IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+            send_ops_flags: IBV_QP_EX_WITH_SEND.into(),
             qp_type: IBV_QPT_RC,
             cap: ibv_qp_cap { max_send_wr: 4, max_recv_wr: 5, max_send_sge: 2, max_recv_sge: 3, max_inline_data: 16 },
             ..ibv_qp_init_attr_ex::default()
