@@ -225,16 +225,21 @@ pub(crate) fn port_attributes() -> ibv_port_attr {
     }
 }
 
-/// Copies the front of `from`, as far as a caller with an older or newer header has room.
+/// Copies the front of `from`, as far as a caller with an older header has room; where one with a newer header has more, that is 0, which is
+/// what a field that is not there says.
 ///
 /// # Safety
 ///
 /// `to` leads to `size` bytes that are the caller's.
 unsafe fn copy_front<T: Copy>(from: &T, to: *mut T, size: usize) {
-    let size = size.min(size_of::<T>());
-    let from: *const u8 = (&raw const *from).cast();
+    let known = size.min(size_of::<T>());
+    let (from, to): (*const u8, *mut u8) = ((&raw const *from).cast(), to.cast());
     // SAFETY: `from` is a whole `T`, `to` has room (contract above), and a fresh local does not overlap a caller's buffer.
-    unsafe { std::ptr::copy_nonoverlapping(from, to.cast::<u8>(), size) };
+    unsafe { std::ptr::copy_nonoverlapping(from, to, known) };
+    // SAFETY: within the caller's `size` bytes, or at their end.
+    let rest = unsafe { to.add(known) };
+    // SAFETY: so many of them are left.
+    unsafe { rest.write_bytes(0, size - known) };
 }
 
 /// The answer to a program in C, into which no panic may go.
@@ -299,6 +304,12 @@ mod tests {
         // SAFETY: live, with room for more than is told.
         assert_eq!(unsafe { query.unwrap()(context, std::ptr::null(), &raw mut attr, old) }, 0);
         assert_eq!((attr.device_cap_flags_ex >> 38, attr.orig_attr.max_cqe, attr.phys_port_cnt_ex), (7, 4_194_303, 0));
+        // Who was built with a newer header has more, which would be whatever was there.
+        let mut longer = (ibv_device_attr_ex::default(), [0xEE_u8; 16]);
+        let (place, size) = ((&raw mut longer).cast(), size_of_val(&longer));
+        // SAFETY: live, with room.
+        assert_eq!(unsafe { query.unwrap()(context, std::ptr::null(), place, size) }, 0);
+        assert_eq!((longer.0.phys_port_cnt_ex, longer.1), (1, [0; 16]));
         let mut attr = ibv_port_attr::default();
         // SAFETY: live, with room.
         assert_eq!(unsafe { port.unwrap()(context, 1, &raw mut attr, size_of::<ibv_port_attr>()) }, 0);
