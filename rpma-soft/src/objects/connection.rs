@@ -440,7 +440,7 @@ impl Connection {
         self.state().qp.is_some()
     }
 
-    /// Gives it a queue pair. `Err` gives it back: there is one.
+    /// Gives it a queue pair. `Err`: there is one, or the connection is over, and this one is dropped.
     pub(crate) fn put_qp(&self, qp: QpSlot) -> io::Result<()> {
         let mut state = self.state();
         // As `rdma_init_qp_attr` in the kernel: a connection that is over has no attributes for a queue pair.

@@ -83,12 +83,13 @@ pub struct MemoryFault;
 
 /// The registered memory of a device.
 ///
-/// A claim that holds becomes a lease, and deregistration waits for the leases of its region. The core keeps leases only where a check
-/// that was made must stay true: behind a flush that is still running. All others it hands to the driver with what is to be moved.
+/// A claim that holds becomes a lease: the proof that it held. It does not keep the memory registered: memory that is deregistered while
+/// there is a lease is a [`MemoryFault`] to whoever reaches for it then. The core keeps leases only where a check that was made need not be
+/// made again: behind a flush that is still running. All others it hands to the driver with what is to be moved.
 ///
 /// The operations below are small and happen at once; bulk data is the driver's, between socket and memory.
 pub trait Memory {
-    /// Keeps the range of a claim registered while it lives.
+    /// A claim that held when it was checked.
     type Lease;
 
     /// Checks a claim, as [`Denied`] says.
@@ -132,7 +133,7 @@ pub trait Memory {
 /// A piece of registered memory that the driver reads or fills.
 #[derive(Debug)]
 pub struct Range<L> {
-    /// Keeps it registered; to be dropped as soon as nothing touches the memory any more.
+    /// Leads to it, as long as it is registered.
     pub lease: L,
     /// Where it begins.
     pub addr: u64,

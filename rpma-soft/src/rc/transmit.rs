@@ -41,7 +41,7 @@ pub enum Intake<L> {
 pub struct FlushJob<L> {
     /// For [`RcQp::flush_done`](super::RcQp::flush_done).
     pub id: u64,
-    /// Keeps the memory registered.
+    /// Leads to the memory. Once that is deregistered there is nothing to make durable, and the flush fails.
     pub lease: L,
     /// Which part of the region of the lease.
     pub extent: Extent,
