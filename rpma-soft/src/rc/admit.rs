@@ -160,7 +160,7 @@ fn remote_ranges<M: Memory>(memory: &M, config: &QpConfig, remote: Remote, len_b
 /// Where a send goes, or what both ends are told.
 fn scatter<M: Memory>(memory: &M, pd: PdNumber, wr: &RecvWr, len_bytes: u32) -> Result<Vec<Range<M::Lease>>, (Nak, WcStatus)> {
     if u64::from(len_bytes) > wr.len_bytes() {
-        // IBTA volume 1, table 58: local length error here (soft-RoCE says remote invalid request), invalid request there.
+        // IBTA volume 1, table 58: local length error here, invalid request there.
         return Err((Nak::InvalidRequest, WcStatus::LocalLength));
     }
     lease_list(memory, pd, &wr.sges, len_bytes, Access::LOCAL_WRITE)

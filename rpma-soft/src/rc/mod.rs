@@ -37,23 +37,7 @@
 //! in order, each exactly once. A responder answers everything before the bad request first. No completion of the error state comes
 //! while the memory of its request is still being sent from or filled: what completes belongs to the program again.
 //!
-//! # Where soft-RoCE answers differently
-//!
-//! | | here, as adapters and the standard | soft-RoCE |
-//! |---|---|---|
-//! | a queue's slots are free | when the completion is polled | when the work is done |
-//! | message longer than its receive, at the receiver | local length error | remote invalid request |
-//! | the same, at the sender | remote invalid request | remote operational error (6.12, measured) |
-//! | a request is refused that took no receive, at the receiver | an asynchronous event | nothing is told |
-//! | memory of a shared queue's receives | in the queue's protection domain | in the queue pair's |
-//! | receive with a bad key, at the receiver | local protection error | local QP operation error |
-//! | write with immediate to bad memory, at the receiver | local access error | remote access error |
-//! | a fence waits for flushes | yes | no |
-//! | read with initiator depth 0 | refused by the peer: remote invalid request | waits for ever |
-//! | more reads than the responder has resources for | remote invalid request | the oldest is forgotten |
-//! | a flush that fails (`msync`) | remote operational error | remote access error |
-//!
-//! (The right column is read from its source, kernel 6.x, where it does not say that it was measured.)
+//! Where soft-RoCE answers differently is told, as measured, with [`Soft`](crate::Soft#where-it-differs-from-soft-roce).
 #![forbid(unsafe_code)]
 
 mod admit;
