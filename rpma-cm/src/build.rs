@@ -8,6 +8,7 @@ use rpma_mr::sys::owned::{CmId, CompChannel, Cq, Qp, QpCap, QpRequest};
 
 use crate::conn_cfg::{ConnCfg, OpMode};
 use crate::link::ATOMIC_BYTES;
+use crate::parameters::ParameterError;
 use crate::peer::Peer;
 use crate::queue::Queue;
 use crate::srq::Srq;
@@ -51,6 +52,12 @@ pub enum BuildError {
         "native {operation} was asked for, and the device {device} or its rdma-core has none: ask for the automatic or the emulated one"
     )]
     NoNative { operation: &'static str, device: String },
+    /// The device has less of something than [`ConnCfg`] asks for.
+    #[error("the device cannot do what the connection's parameters ask for")]
+    Parameter(#[from] ParameterError),
+    /// [`ConnCfg::ack_timeout`] is refused.
+    #[error("the acknowledge time-out {code} cannot be set: it takes Linux 5.1 and a device of InfiniBand or RoCE")]
+    AckTimeout { code: u8, source: io::Error },
     /// The port cannot be asked for its limits.
     #[error("port {port_num} of the device cannot be asked for its largest message")]
     Port { port_num: u8, source: io::Error },
@@ -64,13 +71,14 @@ impl BuildError {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::SrqHasChannel | Self::SrqOfOtherPeer => ErrorCode::InvalidArgument,
+            Self::SrqHasChannel | Self::SrqOfOtherPeer | Self::Parameter(_) => ErrorCode::InvalidArgument,
             Self::OtherDevice { .. }
             | Self::Cq { .. }
             | Self::ReceiveCq { .. }
             | Self::CompChannel(_)
             | Self::Qp { .. }
             | Self::NoNative { .. }
+            | Self::AckTimeout { .. }
             | Self::Port { .. }
             | Self::Descriptors(_) => ErrorCode::Provider,
         }
@@ -82,9 +90,11 @@ pub(crate) fn cqs(peer: &Peer, cfg: &ConnCfg) -> Result<(Arc<Queue>, Option<Arc<
     let context = peer.device().context();
     let shared =
         if cfg.get_shared_channel() { Some(CompChannel::create(context).map_err(BuildError::CompChannel)?) } else { None };
+    // Within the device's number of them, which is an int.
+    let vector = i32::try_from(cfg.get_completion_vector()).unwrap_or(i32::MAX);
     let build = |cqe| match &shared {
-        Some(channel) => Cq::create_on(channel, cqe, 0),
-        None => Cq::create(context, cqe, 0),
+        Some(channel) => Cq::create_on(channel, cqe, vector),
+        None => Cq::create(context, cqe, vector),
     };
     let cqe = cfg.cqe();
     let main = build(cqe).map_err(|source| {

@@ -13,6 +13,7 @@ use crate::completion::Completion;
 use crate::cq::{self, CompletionQueue, CqError, CqRole, Fired};
 use crate::event::{ConnEvent, EventError, Rejection};
 use crate::link::{Link, lock};
+use crate::parameters::Negotiated;
 use crate::peer::Peer;
 use crate::post::{OpPath, PostError, Signal};
 use crate::wait::Wait;
@@ -311,6 +312,18 @@ impl Conn {
     #[doc(alias = "rpma_conn_apply_remote_peer_cfg")]
     pub fn apply_remote_peer_cfg(&self, cfg: PeerCfg) {
         *lock(&self.0.remote_cfg) = Some(cfg);
+    }
+
+    /// The transport's parameters that hold here, as both ends and the connection manager agreed on them: what the [`ConnCfg`] methods
+    /// of these names ask for. `ibv_query_qp(3)`.
+    ///
+    /// # Errors
+    ///
+    /// As `ibv_query_qp(3)`.
+    ///
+    /// [`ConnCfg`]: crate::ConnCfg
+    pub fn negotiated(&self) -> io::Result<Negotiated> {
+        Negotiated::of(&self.0.qp)
     }
 
     /// Reads from the peer's region into a local one: `rpma_read(3)`. Both sides are of one length; [`LocalSlice::null`] and

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::parameters::Parameters;
 use crate::srq::Srq;
 
 /// How flushes, or atomic writes, are made on a connection.
@@ -44,6 +45,8 @@ pub struct ConnCfg {
     srq: Option<Srq>,
     flush_mode: OpMode,
     atomic_write_mode: OpMode,
+    /// Set and told in `parameters.rs`.
+    pub(crate) parameters: Parameters,
 }
 
 impl Default for ConnCfg {
@@ -58,6 +61,7 @@ impl Default for ConnCfg {
             srq: None,
             flush_mode: OpMode::Automatic,
             atomic_write_mode: OpMode::Automatic,
+            parameters: Parameters::default(),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, lacks_scope};
+use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, IdOption, lacks_scope};
 use rpma_mr::{ErrorCode, LocalSlice};
 use rustix::io::Errno;
 
@@ -16,6 +16,7 @@ use crate::conn::PendingConn;
 use crate::conn_cfg::ConnCfg;
 use crate::cq::CompletionQueue;
 use crate::link::Link;
+use crate::parameters::Parameters;
 use crate::peer::Peer;
 use crate::post::PostError;
 use crate::private_data::{self, MAX_ACCEPT_BYTES, MAX_CONNECT_BYTES, MAX_REJECT_BYTES, PrivateDataTooLong};
@@ -47,6 +48,9 @@ pub enum ConnReqError {
     /// The address is known, and the way to it is not.
     #[error("no route to {addr}")]
     Route { addr: SocketAddr, source: io::Error },
+    /// [`ConnCfg::type_of_service`] is refused.
+    #[error("the type of service {value:#04x} cannot be set")]
+    TypeOfService { value: u8, source: io::Error },
     /// Address and route were not resolved in time.
     #[error(
         "{addr} was not resolved within {timeout:?}: is the host up, and on the same network as the RDMA device? ConnCfg::timeout gives more time"
@@ -102,6 +106,8 @@ pub struct Outgoing {
 #[derive(Debug)]
 pub struct Incoming {
     reject: RejectOnDrop,
+    /// Reads and atomics at once, as its request says.
+    peer_takes: u8,
 }
 
 /// A connection request with its queues: `rpma_conn_req_new(3)`, `rpma_ep_next_conn_req(3)`.
@@ -230,19 +236,9 @@ impl<Direction> fmt::Debug for ConnReq<Direction> {
     }
 }
 
-/// As many reads and atomics at once as the device can: the connection manager negotiates. 0 would forbid READ and FLUSH silently.
-const MAX_DEPTH: u8 = 255;
-/// As often as the transport can; 7 receiver-not-ready retries are without end.
-const MAX_RETRIES: u8 = 7;
-
-fn param(private_data: &[u8]) -> ConnParam<'_> {
-    ConnParam {
-        private_data,
-        responder_resources: MAX_DEPTH,
-        initiator_depth: MAX_DEPTH,
-        retry_count: MAX_RETRIES,
-        rnr_retry_count: MAX_RETRIES,
-    }
+fn param(parameters: Parameters, private_data: &[u8]) -> ConnParam<'_> {
+    let Parameters { responder_resources, initiator_depth, retry_count, rnr_retry_count, .. } = parameters;
+    ConnParam { private_data, responder_resources, initiator_depth, retry_count, rnr_retry_count }
 }
 
 impl ConnReq<Outgoing> {
@@ -291,7 +287,8 @@ impl ConnReq<Outgoing> {
     #[doc(alias = "rpma_conn_req_connect")]
     pub fn connect(self, private_data: &[u8]) -> Result<PendingConn, ConnectError> {
         private_data::check("connect", private_data, MAX_CONNECT_BYTES)?;
-        self.link.link.id().connect(param(private_data)).map_err(ConnectError::Provider)?;
+        let link = &self.link.link;
+        link.id().connect(param(link.parameters, private_data)).map_err(ConnectError::Provider)?;
         Ok(PendingConn::new(self.link.connected()))
     }
 }
@@ -327,6 +324,10 @@ impl Attempt {
             return Err(ConnReqError::NoScope { addr });
         }
         let id = CmId::create(&self.channel).map_err(ConnReqError::Provider)?;
+        if let Some(value) = self.cfg.get_type_of_service() {
+            let set = id.set_option(IdOption::TypeOfService(value));
+            set.map_err(|source| ConnReqError::TypeOfService { value, source })?;
+        }
         id.resolve_addr(addr, timeout).map_err(|source| self.address_error(addr, source))?;
         Ok(id)
     }
@@ -491,6 +492,8 @@ pub struct IncomingRequest {
     id: Arc<CmId>,
     reject: RejectOnDrop,
     private_data: Vec<u8>,
+    /// Reads and atomics that the peer takes at once.
+    peer_takes: u8,
 }
 
 impl IncomingRequest {
@@ -498,14 +501,14 @@ impl IncomingRequest {
     ///
     /// The endpoint's channel would do for a while, but a thread that waits there would eat the connection's ESTABLISHED (19 of 200
     /// under load, measured on the C library).
-    pub(crate) fn adopt(peer: &Peer, mut id: CmId, private_data: Vec<u8>) -> io::Result<Self> {
+    pub(crate) fn adopt(peer: &Peer, mut id: CmId, private_data: Vec<u8>, peer_takes: u8) -> io::Result<Self> {
         let channel = EventChannel::create(peer.device().context().provider());
         if let Err(e) = channel.and_then(|channel| id.migrate(&channel)) {
             drop(RejectOnDrop(Some(Arc::new(id))));
             return Err(e);
         }
         let id = Arc::new(id);
-        Ok(Self { peer: peer.clone(), reject: RejectOnDrop(Some(Arc::clone(&id))), id, private_data })
+        Ok(Self { peer: peer.clone(), reject: RejectOnDrop(Some(Arc::clone(&id))), id, private_data, peer_takes })
     }
 
     /// What the peer sent with its request. The connection manager gives its whole field: 56 bytes over RoCE and InfiniBand, with zeros
@@ -535,7 +538,7 @@ impl IncomingRequest {
     pub fn prepare(self, cfg: &ConnCfg) -> Result<ConnReq<Incoming>, BuildError> {
         let link = Link::build(&self.peer, &self.id, cfg)?;
         let _only_here = link.private_data.set(self.private_data);
-        Ok(ConnReq { direction: Incoming { reject: self.reject }, link: EndOnDrop::new(link) })
+        Ok(ConnReq { direction: Incoming { reject: self.reject, peer_takes: self.peer_takes }, link: EndOnDrop::new(link) })
     }
 
     /// Rejects the request. At most 148 bytes of private data go with it.
@@ -578,7 +581,10 @@ impl ConnReq<Incoming> {
     #[doc(alias = "rpma_conn_req_connect")]
     pub fn connect(self, private_data: &[u8]) -> Result<PendingConn, ConnectError> {
         private_data::check("accept", private_data, MAX_ACCEPT_BYTES)?;
-        self.link.link.id().accept(param(private_data)).map_err(ConnectError::Provider)?;
+        let link = &self.link.link;
+        let initiator_depth = link.parameters.initiator_depth_towards(self.direction.peer_takes);
+        let parameters = Parameters { initiator_depth, ..link.parameters };
+        link.id().accept(param(parameters, private_data)).map_err(ConnectError::Provider)?;
         self.direction.reject.defuse();
         Ok(PendingConn::new(self.link.connected()))
     }

@@ -145,10 +145,28 @@ impl Endpoint {
     ///
     /// [`ListenError`], of the last address that was tried.
     pub fn listen(peer: &Peer, addr: impl ToSocketAddrs) -> Result<Self, ListenError> {
+        Self::listen_with_backlog(peer, addr, PROVIDER_S_BACKLOG)
+    }
+
+    /// As [`listen`](Self::listen), with room for `backlog` requests that nobody has taken yet; 0 is the provider's default, as many as the
+    /// system allows on Linux. One that finds no room is not answered by the kernel, and its peer's connection manager asks again some times;
+    /// the software provider rejects it.
+    ///
+    /// ```no_run
+    /// # fn f(peer: &rpma_cm::Peer) -> Result<(), rpma_cm::ListenError> {
+    /// let endpoint = rpma_cm::Endpoint::listen_with_backlog(peer, ("10.0.0.1", 7204), 16)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ListenError`], of the last address that was tried.
+    pub fn listen_with_backlog(peer: &Peer, addr: impl ToSocketAddrs, backlog: u32) -> Result<Self, ListenError> {
         let channel = EventChannel::create(peer.device().context().provider()).map_err(ListenError::Provider)?;
         let mut failed = ListenError::NoAddress;
         for addr in addr.to_socket_addrs().map_err(ListenError::Lookup)? {
-            match listen_on(peer, &channel, addr) {
+            match listen_on(peer, &channel, addr, backlog) {
                 Ok(id) => {
                     let over = Flag::new().map_err(ListenError::Provider)?;
                     let readable = any_of(&[channel.as_fd(), over.as_fd()]).map_err(ListenError::Provider)?;
@@ -191,7 +209,7 @@ impl Endpoint {
             };
             return match (event.kind, event.new_id) {
                 (CmEventKind::ConnectRequest, Some(id)) => {
-                    IncomingRequest::adopt(&self.peer, id, event.private_data).map_err(RequestError::Adopt)
+                    IncomingRequest::adopt(&self.peer, id, event.private_data, event.initiator_depth).map_err(RequestError::Adopt)
                 }
                 (CmEventKind::DeviceRemoval, _) => {
                     // For every thread that waits here, now and later.
@@ -234,7 +252,7 @@ impl Endpoint {
     }
 }
 
-fn listen_on(peer: &Peer, channel: &Arc<EventChannel>, addr: SocketAddr) -> Result<CmId, ListenError> {
+fn listen_on(peer: &Peer, channel: &Arc<EventChannel>, addr: SocketAddr, backlog: u32) -> Result<CmId, ListenError> {
     if lacks_scope(addr) {
         return Err(ListenError::NoScope { addr });
     }
@@ -248,12 +266,14 @@ fn listen_on(peer: &Peer, channel: &Arc<EventChannel>, addr: SocketAddr) -> Resu
         }
         return Err(ListenError::OtherDevice { addr, peer_device: device.name().to_owned() });
     }
-    id.listen(PROVIDER_S_BACKLOG).map_err(|source| ListenError::Listen { addr, source })?;
+    // Verbs count in a signed int, and every system has a smaller limit of its own.
+    let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+    id.listen(backlog).map_err(|source| ListenError::Listen { addr, source })?;
     Ok(id)
 }
 
 /// `rdma_listen(3)`: 0 is the provider's default.
-const PROVIDER_S_BACKLOG: i32 = 0;
+const PROVIDER_S_BACKLOG: u32 = 0;
 
 impl AsFd for Endpoint {
     /// Readable while there is a request, and once the endpoint is closed: `rpma_ep_get_fd(3)`.

@@ -10,13 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rpma_mr::PeerCfg;
 use rpma_mr::sys::bindings::ibv_wc;
-use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, EventChannel, Qp};
+use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, EventChannel, IdOption, Qp};
 
 use crate::build::{self, BuildError};
 use crate::conn_cfg::{ConnCfg, OpMode};
 use crate::cq::recv_number;
 use crate::event::{ConnEvent, EventError, Queued, ends_the_connection};
 use crate::ledger::Ledger;
+use crate::parameters::Parameters;
 use crate::peer::Peer;
 use crate::post::Sent;
 use crate::queue::{Queue, Retired};
@@ -74,6 +75,7 @@ pub(crate) struct Link {
     pub(crate) atomic_write_told: AtomicBool,
     pub(crate) remote_cfg: Mutex<Option<PeerCfg>>,
     pub(crate) max_message_bytes: u32,
+    pub(crate) parameters: Parameters,
     pub(crate) private_data: OnceLock<Vec<u8>>,
     pub(crate) local_addr: Option<SocketAddr>,
     pub(crate) peer_addr: Option<SocketAddr>,
@@ -112,6 +114,11 @@ impl Link {
                 return Err(BuildError::SrqHasChannel);
             }
         }
+        cfg.parameters.check(context)?;
+        if let Some(code) = cfg.get_ack_timeout() {
+            // It is read when the queue pair is made ready to send: by connecting or accepting.
+            id.set_option(IdOption::AckTimeout(code)).map_err(|source| BuildError::AckTimeout { code, source })?;
+        }
         let port_num = id.port_num();
         let max_message_bytes = device.max_message_bytes(port_num).map_err(|source| BuildError::Port { port_num, source })?;
         let (main, receive) = build::cqs(peer, cfg)?;
@@ -144,6 +151,7 @@ impl Link {
             },
             remote_cfg: Mutex::new(None),
             max_message_bytes,
+            parameters: cfg.parameters,
             private_data: OnceLock::new(),
             local_addr,
             peer_addr,

@@ -57,7 +57,13 @@ impl Listener {
     ///
     /// [`ListenError`], of the last address that was tried.
     pub fn new(peer: &Peer, addr: impl ToSocketAddrs, cfg: &ConnCfg) -> Result<Self, ListenError> {
-        Ok(Self { endpoint: Endpoint::listen(peer, addr)?, cfg: cfg.clone() })
+        Ok(Self::on(Endpoint::listen(peer, addr)?, cfg))
+    }
+
+    /// Makes one of an endpoint: of one with a backlog of its own ([`Endpoint::listen_with_backlog`]), for instance.
+    #[must_use]
+    pub fn on(endpoint: Endpoint, cfg: &ConnCfg) -> Self {
+        Self { endpoint, cfg: cfg.clone() }
     }
 
     /// Waits for a request and makes its queues: `rdma_get_request(3)`. The request's private data lives as long as the request.

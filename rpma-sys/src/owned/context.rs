@@ -129,6 +129,14 @@ impl Context {
         Ok(attr)
     }
 
+    /// How many completion vectors it has, at least 1: a completion queue's events go to one of them (`ibv_create_cq(3)`).
+    #[must_use]
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: the context is live, and the field never changes.
+        let vectors = unsafe { (*self.raw.as_ptr()).num_comp_vectors };
+        u32::try_from(vectors).unwrap_or(0).max(1)
+    }
+
     /// The provider that it belongs to.
     #[must_use]
     pub fn provider(&self) -> &ProviderRef {

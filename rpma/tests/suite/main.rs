@@ -18,6 +18,7 @@ mod fork;
 mod leaks;
 mod listener;
 mod memory;
+mod parameters;
 mod queues;
 mod receive_cq;
 mod shared_channel;
