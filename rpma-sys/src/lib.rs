@@ -46,6 +46,7 @@ pub use fork::ProcessMark;
 pub use linked::RdmaCoreLinked;
 pub use provider::{
     CqOps, PollCqFn, PostRecvFn, PostSendFn, PostSrqRecvFn, Provider, ProviderRef, QpExOps, QpOps, ReqNotifyFn, SrqOps,
-    WrAtomicWriteFn, WrCompleteFn, WrFlushFn, WrStartFn,
+    WrAtomicWriteFn, WrBuilders, WrCompleteFn, WrFlushFn, WrRdmaFn, WrRdmaImmFn, WrSendFn, WrSendImmFn, WrSetInlineFn,
+    WrSetSgeFn, WrSetSgeListFn, WrStartFn,
 };
 pub use rdma_core::{LoadError, RdmaCore};

@@ -31,6 +31,21 @@ pub type WrFlushFn = unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u
 /// `ibv_wr_atomic_write`: rkey, remote address, the 8 bytes.
 pub type WrAtomicWriteFn = unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, *const c_void);
 
+/// `ibv_wr_rdma_read` and `ibv_wr_rdma_write`: rkey, remote address.
+pub type WrRdmaFn = unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64);
+/// `ibv_wr_rdma_write_imm`: rkey, remote address, immediate data.
+pub type WrRdmaImmFn = unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, __be32);
+/// `ibv_wr_send`.
+pub type WrSendFn = unsafe extern "C" fn(*mut ibv_qp_ex);
+/// `ibv_wr_send_imm`: immediate data.
+pub type WrSendImmFn = unsafe extern "C" fn(*mut ibv_qp_ex, __be32);
+/// `ibv_wr_set_sge`: lkey, address, length.
+pub type WrSetSgeFn = unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u32);
+/// `ibv_wr_set_sge_list`: how many ranges, the ranges.
+pub type WrSetSgeListFn = unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_sge);
+/// `ibv_wr_set_inline_data`: address, length.
+pub type WrSetInlineFn = unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, usize);
+
 /// A completion queue's data path, read from the provider once, when the queue is made.
 #[derive(Debug, Clone, Copy)]
 pub struct CqOps {
@@ -73,6 +88,54 @@ pub struct QpExOps {
     pub wr_flush: Option<WrFlushFn>,
     /// There if and only if the queue pair was made with `IBV_QP_EX_WITH_ATOMIC_WRITE`.
     pub wr_atomic_write: Option<WrAtomicWriteFn>,
+    /// There if and only if the queue pair was made with all of [`WrBuilders::FLAGS`].
+    pub builders: Option<WrBuilders>,
+}
+
+/// The extended builders of what `ibv_post_send(3)` posts too, so that one batch holds both that and native operations.
+#[derive(Debug, Clone, Copy)]
+#[expect(missing_docs, reason = "the names are those of ibv_wr_post(3)")]
+pub struct WrBuilders {
+    pub wr_rdma_read: WrRdmaFn,
+    pub wr_rdma_write: WrRdmaFn,
+    pub wr_rdma_write_imm: WrRdmaImmFn,
+    pub wr_send: WrSendFn,
+    pub wr_send_imm: WrSendImmFn,
+    pub wr_set_sge: WrSetSgeFn,
+    pub wr_set_sge_list: WrSetSgeListFn,
+    pub wr_set_inline_data: WrSetInlineFn,
+}
+
+impl WrBuilders {
+    /// The `send_ops_flags` of a queue pair that has them.
+    pub const FLAGS: u64 = (IBV_QP_EX_WITH_RDMA_READ
+        | IBV_QP_EX_WITH_RDMA_WRITE
+        | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+        | IBV_QP_EX_WITH_SEND
+        | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
+
+    /// Those of an extended queue pair.
+    ///
+    /// # Errors
+    ///
+    /// The name of one that is missing.
+    ///
+    /// # Safety
+    ///
+    /// `qp_ex` is live and was made with [`FLAGS`](Self::FLAGS).
+    pub unsafe fn of(qp_ex: *mut ibv_qp_ex) -> Result<Self, &'static str> {
+        macro_rules! read {
+            ($($name:ident)*) => {
+                Ok(Self {
+                    // SAFETY: the queue pair is live (contract above); the structure has these fields since rdma-core 24.
+                    $($name: unsafe { (*qp_ex).$name }.ok_or(stringify!($name))?,)*
+                })
+            };
+        }
+        read! {
+            wr_rdma_read wr_rdma_write wr_rdma_write_imm wr_send wr_send_imm wr_set_sge wr_set_sge_list wr_set_inline_data
+        }
+    }
 }
 
 macro_rules! provider_trait {

@@ -10,7 +10,7 @@ use libloading::Library;
 use crate::bindings::*;
 use crate::calls::for_each_call;
 use crate::inline;
-use crate::provider::{CqOps, Provider, ProviderRef, QpExOps, QpOps, SrqOps};
+use crate::provider::{CqOps, Provider, ProviderRef, QpExOps, QpOps, SrqOps, WrBuilders};
 
 const VERBS: &str = "libibverbs.so.1";
 const CM: &str = "librdmacm.so.1";
@@ -249,6 +249,12 @@ unsafe fn read_qp_ops(qp: *mut ibv_qp, send_ops_flags: u64, to_ex: QpToQpExFn) -
             // SAFETY: created with the flag, so the field exists (see above).
             Some(unsafe { (*qp_ex).wr_atomic_write }.ok_or_else(|| missing("wr_atomic_write"))?)
         };
+        let builders = if send_ops_flags & WrBuilders::FLAGS == WrBuilders::FLAGS {
+            // SAFETY: live, and created with the flags.
+            Some(unsafe { WrBuilders::of(qp_ex) }.map_err(missing)?)
+        } else {
+            None
+        };
         Some(QpExOps {
             qp_ex,
             wr_start: wr_start.ok_or_else(|| missing("wr_start"))?,
@@ -256,6 +262,7 @@ unsafe fn read_qp_ops(qp: *mut ibv_qp, send_ops_flags: u64, to_ex: QpToQpExFn) -
             wr_abort: wr_abort.ok_or_else(|| missing("wr_abort"))?,
             wr_flush,
             wr_atomic_write,
+            builders,
         })
     };
     Ok(QpOps {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rpma_sys::bindings::*;
-use rpma_sys::{QpExOps, QpOps};
+use rpma_sys::{QpExOps, QpOps, WrBuilders};
 
 use super::async_events::Subject;
 use super::builders::{self, Builder};
@@ -216,6 +216,12 @@ pub(crate) unsafe fn ops(qp: *mut ibv_qp, ops: u64) -> QpOps {
         wr_abort: builders::wr_abort,
         wr_flush: (ops & u64::from(IBV_QP_EX_WITH_FLUSH) != 0).then_some(builders::wr_flush as _),
         wr_atomic_write: (ops & u64::from(IBV_QP_EX_WITH_ATOMIC_WRITE) != 0).then_some(builders::wr_atomic_write as _),
+        builders: if ops & WrBuilders::FLAGS == WrBuilders::FLAGS {
+            // SAFETY: live (contract above), and made with these flags.
+            unsafe { WrBuilders::of(qp.cast()) }.ok()
+        } else {
+            None
+        },
     });
     QpOps { post_send: post::post_send, post_recv: post::post_recv, ex }
 }

@@ -11,6 +11,7 @@
 
 mod address;
 mod async_event;
+mod batch;
 mod channel;
 mod comp_channel;
 mod context;
@@ -26,6 +27,7 @@ use std::io;
 
 pub use address::lacks_scope;
 pub use async_event::{AsyncElement, AsyncEvent, AsyncEvents};
+pub use batch::{BatchError, BatchRequest, Work};
 pub use channel::{CmEvent, CmEventKind, EventChannel};
 pub use comp_channel::CompChannel;
 pub use context::Context;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{CmId, Cq, Pd, Srq};
 use crate::bindings::*;
-use crate::provider::QpOps;
+use crate::provider::{QpExOps, QpOps, WrBuilders};
 use crate::ret::{errno_ret, minus1_ret};
 
 /// Sizes of a queue pair: what is asked for, and what was granted, which may be more. `ibv_create_qp(3)`.
@@ -92,8 +92,8 @@ impl From<io::Error> for PostError {
 /// A reliable connected queue pair, made and owned through its connection identifier: `rdma_create_qp(3)`.
 #[derive(Debug)]
 pub struct Qp {
-    raw: *mut ibv_qp,
-    ops: QpOps,
+    pub(super) raw: *mut ibv_qp,
+    pub(super) ops: QpOps,
     number: u32,
     granted: QpCap,
     id: Arc<CmId>,
@@ -141,6 +141,10 @@ impl Qp {
         }
         if request.native_atomic_write {
             send_ops_flags |= u64::from(IBV_QP_EX_WITH_ATOMIC_WRITE);
+        }
+        if send_ops_flags != 0 {
+            // So that a batch can hold everything.
+            send_ops_flags |= WrBuilders::FLAGS;
         }
         let mut attr = ibv_qp_init_attr_ex {
             send_cq: send_cq.as_ptr(),
@@ -217,47 +221,14 @@ impl Qp {
     /// [`PostError`]; `InvalidInput` for a read, for more than the granted inline size, and for more than 32 bits can tell.
     pub fn post_send_inline(&self, op: SendOp, data: &[u8], options: SendOptions) -> Result<(), PostError> {
         self.id.check()?;
-        let length = u32::try_from(data.len()).ok().filter(|&len| len <= self.granted.inline_bytes);
-        let (Some(length), false) = (length, matches!(op, SendOp::Read { .. })) else {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
-        };
-        let sge = ibv_sge { addr: data.as_ptr().expose_provenance() as u64, length, lkey: 0 };
+        let sge = inline_sge(op, data, self.granted.inline_bytes)?;
         self.post_send_raw(op, &[sge], options, IBV_SEND_INLINE)
     }
 
     /// With `IBV_SEND_INLINE` in `flags`, the ranges are read by the CPU during the call: private, so that only a slice gets there.
     fn post_send_raw(&self, op: SendOp, sges: &[ibv_sge], options: SendOptions, flags: c_uint) -> Result<(), PostError> {
         let num_sge = num_sge(sges, self.granted.send_sge)?;
-        let mut wr = ibv_send_wr {
-            wr_id: options.wr_id,
-            sg_list: if sges.is_empty() { null_mut() } else { sges.as_ptr().cast_mut() },
-            num_sge,
-            send_flags: send_flags(options) | flags,
-            ..ibv_send_wr::default()
-        };
-        let rdma =
-            |remote_addr, rkey| ibv_send_wr__bindgen_ty_2 { rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey } };
-        let imm_data = |imm: u32| ibv_send_wr__bindgen_ty_1 { imm_data: imm.to_be() };
-        match op {
-            SendOp::Read { remote_addr, rkey } => {
-                wr.opcode = IBV_WR_RDMA_READ;
-                wr.wr = rdma(remote_addr, rkey);
-            }
-            SendOp::Write { remote_addr, rkey } => {
-                wr.opcode = IBV_WR_RDMA_WRITE;
-                wr.wr = rdma(remote_addr, rkey);
-            }
-            SendOp::WriteWithImm { remote_addr, rkey, imm } => {
-                wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-                wr.wr = rdma(remote_addr, rkey);
-                wr.__bindgen_anon_1 = imm_data(imm);
-            }
-            SendOp::Send => wr.opcode = IBV_WR_SEND,
-            SendOp::SendWithImm { imm } => {
-                wr.opcode = IBV_WR_SEND_WITH_IMM;
-                wr.__bindgen_anon_1 = imm_data(imm);
-            }
-        }
+        let mut wr = send_wr(op, sges, num_sge, options, flags);
         let mut bad = null_mut();
         // SAFETY: the queue pair is live; `wr` is one request with a null `next` and `num_sge` ranges, which the provider only reads.
         // Inline ranges are a slice that outlives the call; others are checked by the device against their keys.
@@ -325,13 +296,18 @@ impl Qp {
         })
     }
 
-    fn extended(&self, ex: crate::provider::QpExOps, options: SendOptions, build: impl FnOnce()) -> Result<(), PostError> {
+    fn extended(&self, ex: QpExOps, options: SendOptions, build: impl FnOnce()) -> Result<(), PostError> {
+        self.in_one_batch(ex, || {
+            // SAFETY: between start and complete of this live queue pair.
+            unsafe { begin(ex, options, 0) };
+            build();
+        })
+    }
+
+    /// What `build` builds is posted with one doorbell.
+    pub(super) fn in_one_batch(&self, ex: QpExOps, build: impl FnOnce()) -> Result<(), PostError> {
         // SAFETY: the queue pair is live. The provider locks it until `wr_complete`.
         unsafe { (ex.wr_start)(ex.qp_ex) };
-        // SAFETY: after `wr_start`, these two fields are the caller's to set (`ibv_wr_start(3)`).
-        unsafe { (*ex.qp_ex).wr_id = options.wr_id };
-        // SAFETY: as above.
-        unsafe { (*ex.qp_ex).wr_flags = send_flags(options) };
         build();
         // SAFETY: ends what `wr_start` began.
         errno_ret(unsafe { (ex.wr_complete)(ex.qp_ex) }).map_err(|source| {
@@ -419,6 +395,62 @@ impl Drop for Qp {
         }
         // Before its queues, protection domain and identifier, which are dropped after this.
         destroy(&self.id);
+    }
+}
+
+/// Says how the next request of an extended batch is posted.
+///
+/// # Safety
+///
+/// The queue pair is live, and a batch was started on it by this thread.
+pub(super) unsafe fn begin(ex: QpExOps, options: SendOptions, flags: c_uint) {
+    // SAFETY: after `wr_start`, these two fields are the caller's to set (`ibv_wr_start(3)`).
+    unsafe { (*ex.qp_ex).wr_id = options.wr_id };
+    // SAFETY: as above.
+    unsafe { (*ex.qp_ex).wr_flags = send_flags(options) | flags };
+}
+
+/// A request as `ibv_post_send(3)` takes it, with a null `next`.
+pub(super) fn send_wr(op: SendOp, sges: &[ibv_sge], num_sge: c_int, options: SendOptions, flags: c_uint) -> ibv_send_wr {
+    let mut wr = ibv_send_wr {
+        wr_id: options.wr_id,
+        sg_list: if sges.is_empty() { null_mut() } else { sges.as_ptr().cast_mut() },
+        num_sge,
+        send_flags: send_flags(options) | flags,
+        ..ibv_send_wr::default()
+    };
+    let rdma =
+        |remote_addr, rkey| ibv_send_wr__bindgen_ty_2 { rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey } };
+    let imm_data = |imm: u32| ibv_send_wr__bindgen_ty_1 { imm_data: imm.to_be() };
+    match op {
+        SendOp::Read { remote_addr, rkey } => {
+            wr.opcode = IBV_WR_RDMA_READ;
+            wr.wr = rdma(remote_addr, rkey);
+        }
+        SendOp::Write { remote_addr, rkey } => {
+            wr.opcode = IBV_WR_RDMA_WRITE;
+            wr.wr = rdma(remote_addr, rkey);
+        }
+        SendOp::WriteWithImm { remote_addr, rkey, imm } => {
+            wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+            wr.wr = rdma(remote_addr, rkey);
+            wr.__bindgen_anon_1 = imm_data(imm);
+        }
+        SendOp::Send => wr.opcode = IBV_WR_SEND,
+        SendOp::SendWithImm { imm } => {
+            wr.opcode = IBV_WR_SEND_WITH_IMM;
+            wr.__bindgen_anon_1 = imm_data(imm);
+        }
+    }
+    wr
+}
+
+/// The range of `data`, which is read by the CPU during the call and needs no key.
+pub(super) fn inline_sge(op: SendOp, data: &[u8], granted_bytes: u32) -> io::Result<ibv_sge> {
+    let length = u32::try_from(data.len()).ok().filter(|&len| len <= granted_bytes);
+    match (length, op) {
+        (None, _) | (_, SendOp::Read { .. }) => Err(io::ErrorKind::InvalidInput.into()),
+        (Some(length), _) => Ok(ibv_sge { addr: data.as_ptr().expose_provenance() as u64, length, lkey: 0 }),
     }
 }
 

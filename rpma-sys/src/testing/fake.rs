@@ -313,7 +313,7 @@ macro_rules! fake_provider {
             })*
 
             unsafe fn qp_ops(&self, qp: *mut ibv_qp, send_ops_flags: u64) -> io::Result<QpOps> {
-                let ex = QpExOps { qp_ex: qp.cast(), wr_start, wr_complete, wr_abort, wr_flush: Some(wr_flush), wr_atomic_write: None };
+                let ex = QpExOps { qp_ex: qp.cast(), wr_start, wr_complete, wr_abort, wr_flush: Some(wr_flush), wr_atomic_write: None, builders: None };
                 Ok(QpOps { post_send, post_recv, ex: (send_ops_flags != 0).then_some(ex) })
             }
 
