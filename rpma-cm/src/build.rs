@@ -7,7 +7,6 @@ use rpma_mr::ErrorCode;
 use rpma_mr::sys::owned::{CmId, CompChannel, Cq, Qp, QpCap, QpRequest};
 
 use crate::conn_cfg::{ConnCfg, OpMode};
-use crate::link::ATOMIC_BYTES;
 use crate::parameters::ParameterError;
 use crate::peer::Peer;
 use crate::queue::Queue;
@@ -45,8 +44,11 @@ pub enum BuildError {
     #[error("the shared receive queue was made from another peer than the connection's")]
     SrqOfOtherPeer,
     /// No queue pair of those sizes.
-    #[error("the device gives no queue pair for {sq_size} sends and {rq_size} receives: ask for smaller queues")]
-    Qp { sq_size: u32, rq_size: u32, source: io::Error },
+    #[error(
+        "the device gives no queue pair for {} sends of {} ranges or {} inline bytes, and {} receives of {} ranges: ask for less",
+        .asked.send_wr, .asked.send_sge, .asked.inline_bytes, .asked.recv_wr, .asked.recv_sge
+    )]
+    Qp { asked: QpCap, source: io::Error },
     /// [`OpMode::Native`] was asked for.
     #[error(
         "native {operation} was asked for, and the device {device} or its rdma-core has none: ask for the automatic or the emulated one"
@@ -119,8 +121,9 @@ pub(crate) fn qp(peer: &Peer, id: &Arc<CmId>, send_cq: &Arc<Cq>, recv_cq: &Arc<C
     let capabilities = device.capabilities();
     let srq = cfg.get_srq().map(Srq::raw);
     // With a shared receive queue there is no other.
-    let (recv_wr, recv_sge) = if srq.is_some() { (0, 0) } else { (cfg.get_rq_size(), 1) };
-    let cap = QpCap { send_wr: cfg.get_sq_size(), recv_wr, send_sge: 1, recv_sge, inline_bytes: ATOMIC_BYTES };
+    let (recv_wr, recv_sge) = if srq.is_some() { (0, 0) } else { (cfg.get_rq_size(), cfg.get_recv_sge()) };
+    let (send_wr, send_sge, inline_bytes) = (cfg.get_sq_size(), cfg.get_send_sge(), cfg.get_inline_bytes());
+    let cap = QpCap { send_wr, recv_wr, send_sge, recv_sge, inline_bytes };
     // Asked for only where the device reports them: many drivers refuse flags that they do not know.
     let wanted = QpRequest {
         cap,
@@ -138,7 +141,7 @@ pub(crate) fn qp(peer: &Peer, id: &Arc<CmId>, send_cq: &Arc<Cq>, recv_cq: &Arc<C
         log::debug!("no queue pair with native operations, trying without: {e}");
         Qp::create(id, pd, send_cq, recv_cq, srq, plain)
     });
-    let qp = made.map_err(|source| BuildError::Qp { sq_size: cfg.get_sq_size(), rq_size: cfg.get_rq_size(), source })?;
+    let qp = made.map_err(|source| BuildError::Qp { asked: cap, source })?;
     let lacking = if cfg.get_flush_mode() == OpMode::Native && !qp.has_flush() {
         Some("flush")
     } else if cfg.get_atomic_write_mode() == OpMode::Native && !qp.has_atomic_write() {

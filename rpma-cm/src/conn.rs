@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rpma_mr::sys::owned::QpCap;
-use rpma_mr::{ErrorCode, FlushType, LocalMr, LocalSlice, PeerCfg, RegionOwner, RemoteSlice};
+use rpma_mr::{ErrorCode, FlushType, LocalMr, PeerCfg, RegionOwner, RemoteSlice};
 
 use crate::completion::Completion;
 use crate::cq::{self, CompletionQueue, CqError, CqRole, Fired};
@@ -16,6 +16,7 @@ use crate::link::{Link, lock};
 use crate::parameters::Negotiated;
 use crate::peer::Peer;
 use crate::post::{OpPath, PostError, Signal};
+use crate::source::{Ranges, Source};
 use crate::wait::Wait;
 
 /// What happened to a pending connection.
@@ -144,8 +145,8 @@ impl PendingConn {
     ///
     /// [`PostError`].
     #[doc(alias = "rpma_recv")]
-    pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
-        self.0.recv(dst, context)
+    pub fn recv<'a>(&self, dst: impl Into<Ranges<'a>>, context: u64) -> Result<(), PostError> {
+        self.0.recv(dst.into(), context)
     }
 }
 
@@ -326,8 +327,10 @@ impl Conn {
         Negotiated::of(&self.0.qp)
     }
 
-    /// Reads from the peer's region into a local one: `rpma_read(3)`. Both sides are of one length; [`LocalSlice::null`] and
+    /// Reads from the peer's region into a local one: `rpma_read(3)`. Both sides are of one length; [`LocalSlice::null`](rpma_mr::LocalSlice::null) and
     /// [`RemoteSlice::NULL`] read nothing and complete.
+    ///
+    /// The bytes can go to several slices, which are filled one after the other: `conn.read(&[head, body], …)`.
     ///
     /// Needs READ_DST here and READ_SRC there.
     ///
@@ -335,22 +338,35 @@ impl Conn {
     ///
     /// [`PostError`].
     #[doc(alias = "rpma_read")]
-    pub fn read(&self, dst: LocalSlice<'_>, src: RemoteSlice, signal: Signal, context: u64) -> Result<(), PostError> {
-        self.0.read(dst, src, signal, context)
+    pub fn read<'a>(&self, dst: impl Into<Ranges<'a>>, src: RemoteSlice, signal: Signal, context: u64) -> Result<(), PostError> {
+        self.0.post(&self.0.read(dst.into(), src, signal, context)?)
     }
 
     /// Writes from a local region into the peer's: `rpma_write(3)`. Both sides are of one length; null slices as for
     /// [`read`](Self::read).
     ///
-    /// Needs WRITE_SRC here and WRITE_DST there. Its completion says that the bytes have reached the peer's device; that they are
+    /// The bytes can come from several slices, one behind the other, or be carried [inline](crate::Inline):
+    ///
+    /// ```no_run
+    /// # use rpma_cm::{Conn, Inline, Signal};
+    /// # use rpma_mr::{AnonPages, LocalMr, RemoteMr};
+    /// # fn f(conn: &Conn, here: &LocalMr<AnonPages>, there: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (head, body) = (here.slice(0..16)?, here.slice(512..1024)?); // with ConnCfg::send_sge(2)
+    /// conn.write(there.slice(0..528)?, &[head, body], Signal::OnError, 1)?;
+    /// conn.write(there.slice(528..532)?, Inline(b"done"), Signal::Always, 2)?; // its bytes are copied now
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Needs WRITE_SRC here (not for inline bytes) and WRITE_DST there. Its completion says that the bytes have reached the peer's device; that they are
     /// visible or durable, only a [`flush`](Self::flush) behind it says.
     ///
     /// # Errors
     ///
     /// [`PostError`].
     #[doc(alias = "rpma_write")]
-    pub fn write(&self, dst: RemoteSlice, src: LocalSlice<'_>, signal: Signal, context: u64) -> Result<(), PostError> {
-        self.0.write(dst, src, None, signal, context)
+    pub fn write<'a>(&self, dst: RemoteSlice, src: impl Into<Source<'a>>, signal: Signal, context: u64) -> Result<(), PostError> {
+        self.0.post(&self.0.write(dst, src.into(), None, signal, context)?)
     }
 
     /// As [`write`](Self::write), and gives `imm` to a receive of the peer, which completes once the bytes are there:
@@ -360,15 +376,15 @@ impl Conn {
     ///
     /// [`PostError`].
     #[doc(alias = "rpma_write_with_imm")]
-    pub fn write_with_imm(
+    pub fn write_with_imm<'a>(
         &self,
         dst: RemoteSlice,
-        src: LocalSlice<'_>,
+        src: impl Into<Source<'a>>,
         imm: u32,
         signal: Signal,
         context: u64,
     ) -> Result<(), PostError> {
-        self.0.write(dst, src, Some(imm), signal, context)
+        self.0.post(&self.0.write(dst, src.into(), Some(imm), signal, context)?)
     }
 
     /// Writes 8 bytes that a reader sees all or none of: `rpma_atomic_write(3)`. `dst` is 8 bytes at an address that is a multiple of 8;
@@ -381,7 +397,7 @@ impl Conn {
     /// [`PostError`].
     #[doc(alias = "rpma_atomic_write")]
     pub fn atomic_write(&self, dst: RemoteSlice, value: [u8; 8], signal: Signal, context: u64) -> Result<(), PostError> {
-        self.0.atomic_write(dst, value, signal, context)
+        self.0.post(&self.0.atomic_write(dst, value, signal, context)?)
     }
 
     /// As [`atomic_write`](Self::atomic_write), of the 8 bytes at `src_offset_bytes` of a local region: `rpma_write_atomic`, the older
@@ -413,7 +429,7 @@ impl Conn {
         context: u64,
     ) -> Result<(), PostError> {
         let value = self.0.atomic_source(src, src_offset_bytes)?;
-        self.0.atomic_write(dst, value, signal, context)
+        self.0.post(&self.0.atomic_write(dst, value, signal, context)?)
     }
 
     /// Makes what was written before it visible or durable at the peer: `rpma_flush(3)`. Its completion says that it is, for every
@@ -428,7 +444,7 @@ impl Conn {
     /// [`PostError`].
     #[doc(alias = "rpma_flush")]
     pub fn flush(&self, dst: RemoteSlice, flush_type: FlushType, signal: Signal, context: u64) -> Result<(), PostError> {
-        self.0.flush(dst, flush_type, signal, context)
+        self.0.post(&self.0.flush(dst, flush_type, signal, context)?)
     }
 
     /// How the next flush will be made, by both ends' abilities and [`ConnCfg::flush_mode`](crate::ConnCfg::flush_mode).
@@ -444,16 +460,18 @@ impl Conn {
         self.0.atomic_write_path()
     }
 
-    /// Sends a message into a receive of the peer: `rpma_send(3)`. [`LocalSlice::null`] sends a message of 0 bytes.
+    /// Sends a message into a receive of the peer: `rpma_send(3)`. [`LocalSlice::null`](rpma_mr::LocalSlice::null) sends a message of 0 bytes.
     ///
-    /// Needs SEND here.
+    /// It can be gathered from several slices, or be [inline](crate::Inline), as a [write](Self::write) can.
+    ///
+    /// Needs SEND here (not for inline bytes).
     ///
     /// # Errors
     ///
     /// [`PostError`].
     #[doc(alias = "rpma_send")]
-    pub fn send(&self, src: LocalSlice<'_>, signal: Signal, context: u64) -> Result<(), PostError> {
-        self.0.send(src, None, signal, context)
+    pub fn send<'a>(&self, src: impl Into<Source<'a>>, signal: Signal, context: u64) -> Result<(), PostError> {
+        self.0.post(&self.0.send(src.into(), None, signal, context)?)
     }
 
     /// As [`send`](Self::send), with `imm` beside the message: `rpma_send_with_imm(3)`.
@@ -462,11 +480,12 @@ impl Conn {
     ///
     /// [`PostError`].
     #[doc(alias = "rpma_send_with_imm")]
-    pub fn send_with_imm(&self, src: LocalSlice<'_>, imm: u32, signal: Signal, context: u64) -> Result<(), PostError> {
-        self.0.send(src, Some(imm), signal, context)
+    pub fn send_with_imm<'a>(&self, src: impl Into<Source<'a>>, imm: u32, signal: Signal, context: u64) -> Result<(), PostError> {
+        self.0.post(&self.0.send(src.into(), Some(imm), signal, context)?)
     }
 
-    /// Posts a receive: `rpma_recv(3)`. [`LocalSlice::null`] takes a message of 0 bytes, or a write with immediate data.
+    /// Posts a receive: `rpma_recv(3)`. [`LocalSlice::null`](rpma_mr::LocalSlice::null) takes a message of 0 bytes, or a write with immediate data.
+    /// A message can be spread over several slices, which are filled one after the other.
     ///
     /// Needs RECV here. The region must not be deregistered before the receive has completed, or the receive fails.
     ///
@@ -474,7 +493,7 @@ impl Conn {
     ///
     /// [`PostError`]; [`PostError::SharedReceives`] on a connection that takes its receives from a [`Srq`](crate::Srq).
     #[doc(alias = "rpma_recv")]
-    pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
-        self.0.recv(dst, context)
+    pub fn recv<'a>(&self, dst: impl Into<Ranges<'a>>, context: u64) -> Result<(), PostError> {
+        self.0.recv(dst.into(), context)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::link::ATOMIC_BYTES;
 use crate::parameters::Parameters;
 use crate::srq::Srq;
 
@@ -42,6 +43,9 @@ pub struct ConnCfg {
     shared_channel: bool,
     sq_size: u32,
     rq_size: u32,
+    send_sge: u32,
+    recv_sge: u32,
+    inline_bytes: u32,
     srq: Option<Srq>,
     flush_mode: OpMode,
     atomic_write_mode: OpMode,
@@ -58,6 +62,9 @@ impl Default for ConnCfg {
             shared_channel: false,
             sq_size: 10,
             rq_size: 10,
+            send_sge: 1,
+            recv_sge: 1,
+            inline_bytes: ATOMIC_BYTES,
             srq: None,
             flush_mode: OpMode::Automatic,
             atomic_write_mode: OpMode::Automatic,
@@ -159,6 +166,34 @@ impl ConnCfg {
         self
     }
 
+    /// Slices that one write, read or message can be made of; 1 by default, and at least. What was granted
+    /// ([`Conn::granted`](crate::Conn::granted)) may be more, and is what holds.
+    ///
+    /// ```
+    /// let cfg = rpma_cm::ConnCfg::new().send_sge(4).recv_sge(2).inline_bytes(64);
+    /// assert_eq!((cfg.get_send_sge(), cfg.get_recv_sge(), cfg.get_inline_bytes()), (4, 2, 64));
+    /// ```
+    #[must_use]
+    pub fn send_sge(mut self, send_sge: u32) -> Self {
+        self.send_sge = send_sge.max(1);
+        self
+    }
+
+    /// Slices that one receive can be spread over; 1 by default, and at least. A shared receive queue has its own number
+    /// ([`SrqCfg::recv_sge`](crate::SrqCfg::recv_sge)).
+    #[must_use]
+    pub fn recv_sge(mut self, recv_sge: u32) -> Self {
+        self.recv_sge = recv_sge.max(1);
+        self
+    }
+
+    /// Bytes that a write or a message can carry [inline](crate::Inline); 8 by default, and at least: an emulated atomic write is one.
+    #[must_use]
+    pub fn inline_bytes(mut self, inline_bytes: u32) -> Self {
+        self.inline_bytes = inline_bytes.max(ATOMIC_BYTES);
+        self
+    }
+
     /// How flushes are made.
     #[must_use]
     pub fn flush_mode(mut self, mode: OpMode) -> Self {
@@ -220,6 +255,24 @@ impl ConnCfg {
     #[must_use]
     pub fn get_rq_size(&self) -> u32 {
         self.rq_size
+    }
+
+    /// Slices that one write, read or message can be made of.
+    #[must_use]
+    pub fn get_send_sge(&self) -> u32 {
+        self.send_sge
+    }
+
+    /// Slices that one receive can be spread over.
+    #[must_use]
+    pub fn get_recv_sge(&self) -> u32 {
+        self.recv_sge
+    }
+
+    /// Bytes that a write or a message can carry inline.
+    #[must_use]
+    pub fn get_inline_bytes(&self) -> u32 {
+        self.inline_bytes
     }
 
     /// How flushes are made.

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rpma_mr::ErrorCode;
 use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, IdOption, lacks_scope};
-use rpma_mr::{ErrorCode, LocalSlice};
 use rustix::io::Errno;
 
 use crate::build::BuildError;
@@ -20,6 +20,7 @@ use crate::parameters::Parameters;
 use crate::peer::Peer;
 use crate::post::PostError;
 use crate::private_data::{self, MAX_ACCEPT_BYTES, MAX_CONNECT_BYTES, MAX_REJECT_BYTES, PrivateDataTooLong};
+use crate::source::Ranges;
 use crate::wait::until_readable;
 
 /// Why an outgoing request could not be made.
@@ -190,8 +191,8 @@ impl<Direction> ConnReq<Direction> {
     ///
     /// [`PostError`].
     #[doc(alias = "rpma_conn_req_recv")]
-    pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
-        self.link.link.recv(dst, context)
+    pub fn recv<'a>(&self, dst: impl Into<Ranges<'a>>, context: u64) -> Result<(), PostError> {
+        self.link.link.recv(dst.into(), context)
     }
 
     /// The completion queue.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use rpma_mr::sys::bindings::ibv_wc;
 use rpma_mr::sys::owned::{Cq, Srq as RawSrq, SrqCap, Taken};
-use rpma_mr::{ErrorCode, LocalSlice, Usage};
+use rpma_mr::{ErrorCode, Usage};
 use rustix::io::Errno;
 
 use crate::completion::{Completion, Operation};
@@ -15,8 +15,9 @@ use crate::cq::{CompletionQueue, CqError, recv_number, recv_wr_id};
 use crate::ledger::{Full, Pool};
 use crate::link::lock;
 use crate::peer::Peer;
-use crate::post::{PostError, local_side};
+use crate::post::PostError;
 use crate::queue::{Queue, Retired};
+use crate::source::{Limits, Ranges, local_side};
 
 /// Parameters of a shared receive queue: `rpma_srq_cfg_new(3)`. It is read when the queue is made, and may be dropped or used again after
 /// that.
@@ -34,11 +35,12 @@ use crate::queue::{Queue, Retired};
 pub struct SrqCfg {
     rq_size: u32,
     rcq_size: u32,
+    recv_sge: u32,
 }
 
 impl Default for SrqCfg {
     fn default() -> Self {
-        Self { rq_size: 20, rcq_size: 20 }
+        Self { rq_size: 20, rcq_size: 20, recv_sge: 1 }
     }
 }
 
@@ -66,6 +68,19 @@ impl SrqCfg {
     pub fn rcq_size(mut self, rcq_size: u32) -> Self {
         self.rcq_size = rcq_size;
         self
+    }
+
+    /// Ranges that a receive can be spread over; 1 by default, and at least.
+    #[must_use]
+    pub fn recv_sge(mut self, recv_sge: u32) -> Self {
+        self.recv_sge = recv_sge.max(1);
+        self
+    }
+
+    /// Ranges that a receive can be spread over.
+    #[must_use]
+    pub fn get_recv_sge(&self) -> u32 {
+        self.recv_sge
     }
 
     /// What was set: `rpma_srq_cfg_get_rq_size(3)`.
@@ -97,8 +112,8 @@ pub enum SrqError {
     #[error("the device {device} has no shared receive queues: post receives to each connection instead")]
     NotSupported { device: String, source: io::Error },
     /// No shared receive queue of that size.
-    #[error("the device gives no shared receive queue of {rq_size} entries: ask for a smaller one")]
-    Queue { rq_size: u32, source: io::Error },
+    #[error("the device gives no shared receive queue of {rq_size} entries of {recv_sge} ranges: ask for a smaller one")]
+    Queue { rq_size: u32, recv_sge: u32, source: io::Error },
     /// No completion queue of that size.
     #[error(
         "the device gives no completion queue of {cqe} entries, for {rq_size} receives and an rcq_size of {rcq_size}: ask for a smaller queue"
@@ -214,10 +229,10 @@ impl Srq {
                 Some(Queue::new(cq).map_err(SrqError::Descriptors)?)
             }
         };
-        let raw = RawSrq::create(peer.protection_domain().raw(), SrqCap { wr: rq_size, sge: 1 });
+        let raw = RawSrq::create(peer.protection_domain().raw(), SrqCap { wr: rq_size, sge: cfg.recv_sge });
         let raw = raw.map_err(|source| match Errno::from_io_error(&source) {
             Some(Errno::OPNOTSUPP | Errno::NOSYS) => SrqError::NotSupported { device: device.name().to_owned(), source },
-            _ => SrqError::Queue { rq_size, source },
+            _ => SrqError::Queue { rq_size, recv_sge: cfg.recv_sge, source },
         })?;
         Ok(Self(Arc::new(Inner {
             raw,
@@ -230,7 +245,7 @@ impl Srq {
         })))
     }
 
-    /// Posts a receive, for whichever connection needs it first: `rpma_srq_recv(3)`. [`LocalSlice::null`] takes a message of 0 bytes, or a
+    /// Posts a receive, for whichever connection needs it first: `rpma_srq_recv(3)`. [`LocalSlice::null`](rpma_mr::LocalSlice::null) takes a message of 0 bytes, or a
     /// write with immediate data.
     ///
     /// Needs RECV. The region is one of the queue's peer, and must not be deregistered before the receive has completed, or the
@@ -240,15 +255,16 @@ impl Srq {
     ///
     /// [`PostError`].
     #[doc(alias = "rpma_srq_recv")]
-    pub fn recv(&self, dst: LocalSlice<'_>, context: u64) -> Result<(), PostError> {
+    pub fn recv<'a>(&self, dst: impl Into<Ranges<'a>>, context: u64) -> Result<(), PostError> {
         let operation = Operation::Recv;
         let Inner { raw, posted, max_message_bytes, peer, .. } = &*self.0;
-        let sge = local_side(operation, dst, Usage::RECV, peer, *max_message_bytes)?;
+        let limits = Limits { peer, max_message_bytes: *max_message_bytes, sges: raw.granted().sge };
+        let sges = local_side(operation, dst.into(), Usage::RECV, limits)?;
         raw.check_process().map_err(|source| PostError::Provider { operation, source })?;
         // Before the post: its completion may be there when that returns.
         let number =
             lock(posted).enter(context).map_err(|Full(limit)| PostError::QueueFull { queue: "shared receive", limit })?;
-        raw.post_recv(sge.as_slice(), recv_wr_id(number)).map_err(|e| match e.taken {
+        raw.post_recv(sges.as_slice(), recv_wr_id(number)).map_err(|e| match e.taken {
             Taken::No => {
                 lock(posted).retire(number);
                 PostError::Provider { operation, source: e.source }

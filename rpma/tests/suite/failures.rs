@@ -350,7 +350,10 @@ fn errors_carry_the_errno_in_each_of_the_three_conventions() {
     // In `errno`, behind -1.
     failing.arm(Plan::every(Call::rdma_create_qp_ex, libc::EDQUOT));
     let error = outgoing();
-    assert_eq!(error.to_string(), "the device gives no queue pair for 7 sends and 5 receives: ask for smaller queues");
+    assert_eq!(
+        error.to_string(),
+        "the device gives no queue pair for 7 sends of 1 ranges or 8 inline bytes, and 5 receives of 1 ranges: ask for less"
+    );
     assert_eq!(errno_of(&error), Some(Errno::DQUOT));
 
     failing.arm(Plan::nth_of(Call::rdma_listen, 0, libc::EADDRINUSE));

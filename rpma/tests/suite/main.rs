@@ -20,6 +20,7 @@ mod listener;
 mod memory;
 mod parameters;
 mod queues;
+mod ranges;
 mod receive_cq;
 mod shared_channel;
 mod smoke;
