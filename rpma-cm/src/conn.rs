@@ -9,6 +9,7 @@ use std::sync::Arc;
 use rpma_mr::sys::owned::QpCap;
 use rpma_mr::{ErrorCode, FlushType, LocalMr, PeerCfg, RegionOwner, RemoteSlice};
 
+use crate::batch::Batch;
 use crate::completion::Completion;
 use crate::cq::{self, CompletionQueue, CqError, CqRole, Fired};
 use crate::event::{ConnEvent, EventError, Rejection};
@@ -482,6 +483,11 @@ impl Conn {
     #[doc(alias = "rpma_send_with_imm")]
     pub fn send_with_imm<'a>(&self, src: impl Into<Source<'a>>, imm: u32, signal: Signal, context: u64) -> Result<(), PostError> {
         self.0.post(&self.0.send(src.into(), Some(imm), signal, context)?)
+    }
+
+    /// Begins a batch: requests that are posted together, with one doorbell.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch::new(&self.0)
     }
 
     /// Posts a receive: `rpma_recv(3)`. [`LocalSlice::null`](rpma_mr::LocalSlice::null) takes a message of 0 bytes, or a write with immediate data.

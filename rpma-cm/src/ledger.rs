@@ -35,7 +35,14 @@ impl<Op: Copy> Ledger<Op> {
 
     /// Whether another request can be taken.
     pub(crate) fn room(&self) -> Result<(), Full> {
-        if self.entries.len() >= self.limit as usize { Err(Full(self.limit)) } else { Ok(()) }
+        self.room_for(1)
+    }
+
+    /// Whether `count` more requests can be taken.
+    pub(crate) fn room_for(&self, count: usize) -> Result<(), Full> {
+        // One of ours, behind the last request of a connection, may be beyond the limit.
+        let room = (self.limit as usize).saturating_sub(self.entries.len());
+        if count > room { Err(Full(self.limit)) } else { Ok(()) }
     }
 
     /// Enters a request and returns its number.
@@ -44,9 +51,9 @@ impl<Op: Copy> Ledger<Op> {
         self.oldest + self.entries.len() as u64 - 1
     }
 
-    /// Takes back the newest entry, whose post failed.
-    pub(crate) fn take_back(&mut self) {
-        self.entries.pop_back();
+    /// Takes back the newest `count` entries, whose post failed.
+    pub(crate) fn take_back(&mut self, count: usize) {
+        self.entries.truncate(self.entries.len().saturating_sub(count));
     }
 
     /// Retires request `number` and all before it. `None` if there is no such request: the provider completed something twice.
@@ -143,9 +150,25 @@ mod tests {
     fn number_of_a_post_taken_back_is_used_again() {
         let mut ledger = Ledger::new(3);
         assert_eq!(ledger.enter(entry(0)), 0);
-        ledger.take_back();
+        ledger.take_back(1);
         assert_eq!(ledger.enter(entry(1)), 0);
         assert_eq!(ledger.retire(0), Some(entry(1)));
+    }
+
+    #[test]
+    fn batch_finds_room_for_all_or_none_and_gives_back_what_was_not_taken() {
+        let mut ledger = Ledger::new(4);
+        ledger.enter(entry(0));
+        assert_eq!(ledger.room_for(4), Err(Full(4)));
+        assert_eq!(ledger.room_for(3), Ok(()));
+        let numbers: Vec<_> = (1..4).map(|context| ledger.enter(entry(context))).collect();
+        assert_eq!(numbers, [1, 2, 3]);
+        // Of three, one was taken.
+        ledger.take_back(2);
+        assert_eq!((ledger.outstanding(), ledger.newest()), (2, Some(&entry(1))));
+        assert_eq!(ledger.enter(entry(5)), 2);
+        assert_eq!(ledger.retire(1), Some(entry(1)));
+        assert_eq!(ledger.outstanding(), 1);
     }
 
     #[test]

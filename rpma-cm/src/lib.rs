@@ -13,6 +13,7 @@
 //! Users want the crate `rpma`, whose documentation is the guide.
 #![forbid(unsafe_code)]
 
+mod batch;
 mod build;
 mod completion;
 mod conn;
@@ -34,6 +35,7 @@ mod srq;
 mod wait;
 mod waiters;
 
+pub use batch::{Batch, BatchError};
 pub use build::BuildError;
 pub use completion::{Completion, CompletionError, Operation, Outcome, Received};
 pub use conn::{Conn, DisconnectError, EstablishError, PendingConn, PendingEvent};

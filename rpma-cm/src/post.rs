@@ -171,6 +171,18 @@ enum Body<'a> {
 }
 
 impl Request<'_> {
+    /// The same, with a copy of what it borrowed.
+    pub(crate) fn into_owned(self) -> Request<'static> {
+        let Request { operation, signal, context, fence, body } = self;
+        let body = match body {
+            Body::Transfer { op, payload } => Body::Transfer { op, payload: payload.into_owned() },
+            Body::Flush { remote_addr, rkey, len, placement } => Body::Flush { remote_addr, rkey, len, placement },
+            Body::AtomicWrite { remote_addr, rkey, value } => Body::AtomicWrite { remote_addr, rkey, value },
+            Body::InlineWrite { op, value } => Body::InlineWrite { op, value },
+        };
+        Request { operation, signal, context, fence, body }
+    }
+
     /// The request as the provider takes it.
     pub(crate) fn work(&self) -> Work<'_> {
         match &self.body {
@@ -365,11 +377,10 @@ impl Link {
         self.qp.check_process().map_err(|source| PostError::Provider { operation, source })
     }
 
-    /// For the end of a connection: makes sure that something completes behind the last request.
+    /// For the end of a connection, and for who waits for much room: makes sure that something completes behind the last request.
     ///
     /// Requests that wanted no completion and have succeeded have none, and only a later completion tells that they are done. So a
-    /// write of nothing is posted behind them: it is flushed, as all is after the end, and had the end not reached the queue pair it
-    /// would do no harm.
+    /// write of nothing is posted behind them: after the end it is flushed, as all is, and before it does nothing.
     pub(crate) fn mark_end(&self) {
         let mut sent = lock(&self.sent);
         if !matches!(sent.newest(), Some(Entry { op: Sent::Operation(_, Signal::OnError), .. })) {
@@ -381,7 +392,7 @@ impl Link {
             // The queue can be full until something is polled.
             log::debug!("connection {}: nothing can be posted behind its last request: {}", self.qp.number(), e.source);
             if e.taken == Taken::No {
-                sent.take_back();
+                sent.take_back(1);
             }
         }
     }
@@ -435,7 +446,7 @@ fn enter<Op: Copy>(
     let number = ledger.enter(entry);
     post(number).map_err(|e| match e.taken {
         Taken::No => {
-            ledger.take_back();
+            ledger.take_back(1);
             PostError::Provider { operation, source: e.source }
         }
         // Its completion may come: the entry stays.

@@ -1,5 +1,6 @@
 //! What a request works on at this end: ranges of registered memory, or bytes that it carries inside itself.
 
+use std::borrow::Cow;
 use std::slice::from_ref;
 use std::sync::Arc;
 
@@ -129,7 +130,17 @@ impl<'a> From<Inline<'a>> for Source<'a> {
 #[derive(Debug, Clone)]
 pub(crate) enum Payload<'a> {
     Sges(Sges),
-    Inline(&'a [u8]),
+    Inline(Cow<'a, [u8]>),
+}
+
+impl Payload<'_> {
+    /// The same, with a copy of what it borrowed.
+    pub(crate) fn into_owned(self) -> Payload<'static> {
+        match self {
+            Self::Sges(sges) => Payload::Sges(sges),
+            Self::Inline(bytes) => Payload::Inline(Cow::Owned(bytes.into_owned())),
+        }
+    }
 }
 
 /// Ranges as verbs take them. Most requests have one, which needs no allocation.
@@ -181,11 +192,11 @@ pub(crate) fn local_side(operation: Operation, ranges: Ranges<'_>, needs: Usage,
 }
 
 /// Checks bytes that a request is to carry inside itself.
-pub(crate) fn inline_side(operation: Operation, bytes: &[u8], granted_bytes: u32) -> Result<&[u8], PostError> {
+pub(crate) fn inline_side(operation: Operation, bytes: &[u8], granted_bytes: u32) -> Result<Cow<'_, [u8]>, PostError> {
     if bytes.len() > granted_bytes as usize {
         return Err(PostError::InlineTooLong { operation, len_bytes: bytes.len(), granted_bytes });
     }
-    Ok(bytes)
+    Ok(Cow::Borrowed(bytes))
 }
 
 /// Checks that the region of `slice` is one of `peer`, registered for what is done with it.

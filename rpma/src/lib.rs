@@ -91,6 +91,23 @@
 //! # }
 //! ```
 //!
+//! Each post rings the device's doorbell. A [`Batch`] rings it once for all of its requests, and is posted whole or not at all where the
+//! queue has no room for it:
+//!
+//! ```no_run
+//! # use rpma::prelude::*;
+//! # fn f(conn: &Conn, there: RemoteMr, here: &LocalMr<AnonPages>) -> Result<(), Box<dyn std::error::Error>> {
+//! let mut batch = conn.batch();
+//! for n in 0..8_u64 {
+//!     let here = here.slice(256 * n as usize..)?.slice(..256)?;
+//!     batch.write(there.slice_at(256 * n, 256)?, here, Signal::OnError, n)?;
+//! }
+//! batch.flush(there.slice_at(0, 8 * 256)?, FlushType::Persistent, Signal::Always, 8)?;
+//! batch.post()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Messages
 //!
 //! A message needs a receive that was posted before it arrives. Receives can be posted on a request already, so that the first message
@@ -226,8 +243,8 @@ pub mod prelude {
     pub use std::time::Duration;
 
     pub use crate::{
-        AnonPages, Completion, CompletionQueue, Conn, ConnCfg, ConnEvent, ConnReq, CqError, DaxDevice, Device, Endpoint,
-        FlushType, Incoming, Listener, LocalMr, LocalSlice, MappedFile, MrDescriptor, OpMode, OpPath, Operation, Outcome,
+        AnonPages, Batch, Completion, CompletionQueue, Conn, ConnCfg, ConnEvent, ConnReq, CqError, DaxDevice, Device, Endpoint,
+        FlushType, Incoming, Inline, Listener, LocalMr, LocalSlice, MappedFile, MrDescriptor, OpMode, OpPath, Operation, Outcome,
         Outgoing, Peer, PeerCfg, PendingConn, PendingEvent, PersistentMemory, PostError, Provider, ProviderRef, RegionOwner,
         RemoteMr, RemoteSlice, Signal, Srq, SrqCfg, Usage, Wait,
     };

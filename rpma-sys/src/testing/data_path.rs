@@ -28,6 +28,8 @@ pub(super) struct Refusal {
     pub(super) errno: c_int,
     /// Whether a failing post names the request as the bad one.
     pub(super) names_bad_wr: bool,
+    /// How many of the first requests of a list of send requests are posted all the same.
+    pub(super) takes: usize,
 }
 
 /// How many providers of ours can stand in front of one queue.
@@ -181,9 +183,15 @@ unsafe extern "C" fn post_send<const LEVEL: usize>(
     let Some(entry) = QPS.find(LEVEL, qp.addr(), Call::post_send) else { return DESTROYED };
     match entry.watch.before(Call::post_send) {
         Some(refusal) => {
-            if refusal.names_bad_wr {
-                // SAFETY: the caller passes a valid place for the result (contract above).
-                unsafe { bad_wr.write(wr) };
+            // SAFETY: the caller's list, for the function that the provider behind us handed out for this live queue pair.
+            let rest = unsafe { post_first(entry.ops.post_send, qp, wr, refusal.takes, bad_wr) };
+            match rest {
+                Err(rc) => return rc,
+                Ok(rest) if refusal.names_bad_wr => {
+                    // SAFETY: the caller passes a valid place for the result (contract above).
+                    unsafe { bad_wr.write(rest) };
+                }
+                Ok(_) => {}
             }
             refusal.errno
         }
@@ -191,6 +199,41 @@ unsafe extern "C" fn post_send<const LEVEL: usize>(
         // the arguments are the caller's, under the same contract.
         None => unsafe { (entry.ops.post_send)(qp, wr, bad_wr) },
     }
+}
+
+/// Posts the first `count` requests of a list, and returns the first one that was not posted.
+///
+/// # Safety
+///
+/// As `ibv_post_send(3)`, of which `post` is an implementation for this queue pair.
+unsafe fn post_first(
+    post: PostSendFn,
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    count: usize,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> Result<*mut ibv_send_wr, c_int> {
+    if count == 0 {
+        return Ok(wr);
+    }
+    let mut last = wr;
+    for _ in 1..count {
+        // SAFETY: a request of the caller's list.
+        let next = unsafe { (*last).next };
+        if next.is_null() {
+            break;
+        }
+        last = next;
+    }
+    // SAFETY: a request of the caller's list.
+    let rest = unsafe { (*last).next };
+    // SAFETY: as above; nobody else looks at it during the call, and it is put back below.
+    unsafe { (*last).next = std::ptr::null_mut() };
+    // SAFETY: a list that ends where the caller's was cut, under the same contract.
+    let rc = unsafe { post(qp, wr, bad_wr) };
+    // SAFETY: as above.
+    unsafe { (*last).next = rest };
+    if rc == 0 { Ok(rest) } else { Err(rc) }
 }
 
 /// # Safety

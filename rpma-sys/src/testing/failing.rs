@@ -74,7 +74,7 @@ impl Plan {
     #[must_use]
     pub fn nth(n: u64, errno: c_int) -> Self {
         assert!(errno > 0, "{errno} is no errno");
-        Self { among: Selection::Any, skip: n, all_from_there: false, refusal: Refusal { errno, names_bad_wr: true } }
+        Self { among: Selection::Any, skip: n, all_from_there: false, refusal: Refusal { errno, names_bad_wr: true, takes: 0 } }
     }
 
     /// Fails one call: the `n`-th of `call` from now on, counted from 0.
@@ -120,6 +120,12 @@ impl Plan {
     #[must_use]
     pub fn naming_no_bad_wr(self) -> Self {
         Self { refusal: Refusal { names_bad_wr: false, ..self.refusal }, ..self }
+    }
+
+    /// A failing `post_send` posts the first `count` requests of its list all the same, and names the next one as bad.
+    #[must_use]
+    pub fn taking_first(self, count: usize) -> Self {
+        Self { refusal: Refusal { takes: count, ..self.refusal }, ..self }
     }
 }
 

@@ -60,6 +60,10 @@ fn whole_life(provider: &ProviderRef) -> Outcome {
     client.send(source.all(), Signal::Always, 5)?;
     server.cq().wait(LIMIT)?.result()?;
     client.cq().wait(LIMIT)?.result()?;
+    let mut batch = client.batch();
+    batch.write(there.all(), source.all(), Signal::OnError, 7)?;
+    batch.flush(there.all(), FlushType::Visibility, Signal::Always, 8)?.post()?;
+    client.cq().wait(LIMIT)?.result()?;
     server.recv(target.all(), 6)?;
 
     client.disconnect()?;

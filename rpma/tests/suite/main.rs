@@ -9,6 +9,7 @@
 
 mod addresses;
 mod atomic_write;
+mod batch;
 mod connect;
 mod death;
 mod events;
