@@ -212,6 +212,10 @@ impl CompletionQueue {
         self.queue.cq.capacity()
     }
 
+    pub(crate) fn raw(&self) -> &rpma_mr::sys::owned::Cq {
+        &self.queue.cq
+    }
+
     fn has_channel_to_itself(&self) -> Result<(), CqError> {
         match &self.owner {
             Owner::Conn(link, _) if link.shares_channel => Err(CqError::SharedChannel),

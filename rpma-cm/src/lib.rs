@@ -20,6 +20,7 @@ mod conn;
 mod conn_cfg;
 mod conn_req;
 mod cq;
+mod device_events;
 mod endpoint;
 mod event;
 mod ledger;
@@ -42,6 +43,7 @@ pub use conn::{Conn, DisconnectError, EstablishError, PendingConn, PendingEvent}
 pub use conn_cfg::{ConnCfg, OpMode};
 pub use conn_req::{ConnReq, ConnReqError, ConnectError, Incoming, IncomingRequest, Outgoing, Resolving, Step};
 pub use cq::{CompletionQueue, CqError, CqRole, Fired};
+pub use device_events::{DeviceEvent, DeviceEventError, DeviceEventKind, DeviceEventSubject, DeviceEvents};
 pub use endpoint::{Endpoint, ListenError, RequestError};
 pub use event::{ConnEvent, EventError, Rejection};
 pub use listener::Listener;

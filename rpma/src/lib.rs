@@ -71,6 +71,8 @@
 //! does too, makes all outstanding operations complete with errors. A machine or a cable that dies says nothing. It is noticed by whoever
 //! has a write, read or flush outstanding, when the transport's retries are used up; who only listens needs a time limit and a heartbeat.
 //!
+//! What the device tells that belongs to no connection, a port that went down for one, comes from [`DeviceEvents`].
+//!
 //! # Many at once
 //!
 //! Operations are carried out in the order of posting, so a batch of writes takes one flush behind them, and one completion.

@@ -12,6 +12,7 @@ mod atomic_write;
 mod batch;
 mod connect;
 mod death;
+mod device_events;
 mod events;
 mod failures;
 mod flush;
