@@ -156,8 +156,9 @@ impl PendingConn {
 /// Operations are posted and return at once; what became of them comes out of the [completion queue](Self::cq). They are carried out in
 /// the order of posting. Several threads may post.
 ///
-/// Dropping the last handle on a connection, its completion queue's included, ends it.
+/// Cloning is cheap and gives another handle on the same connection. Dropping the last one, its completion queue's included, ends it.
 #[doc(alias = "rpma_conn_next_event")]
+#[derive(Clone)]
 #[must_use = "a connection ends when its last handle is dropped"]
 pub struct Conn(Arc<Link>);
 
@@ -299,6 +300,10 @@ common_calls!(PendingConn);
 common_calls!(Conn);
 
 impl Conn {
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.0
+    }
+
     /// Waits for what happens next: `rpma_conn_next_event(3)`.
     ///
     /// # Errors

@@ -183,16 +183,7 @@ impl CompletionQueue {
     #[doc(alias = "rpma_cq_get_wc")]
     pub fn wait(&self, wait: impl Into<Wait>) -> Result<Completion, CqError> {
         self.has_channel_to_itself()?;
-        match &self.owner {
-            Owner::Conn(link, role) => {
-                let look = || link.look(|| self.poll(), || link.outstanding(*role));
-                wait_for(&self.queue, None, Some(link), wait.into(), look)
-            }
-            Owner::Srq(srq) => wait_for(&self.queue, None, None, wait.into(), || match self.poll()? {
-                None if srq.is_closed() => Err(CqError::Closed),
-                found => Ok(found),
-            }),
-        }
+        wait_for(&self.queue, None, self.link(), wait.into(), || self.look())
     }
 
     /// For event loops: takes the events that are there and asks for one on the next completion. Poll until nothing is left after this.
@@ -216,7 +207,30 @@ impl CompletionQueue {
         &self.queue.cq
     }
 
-    fn has_channel_to_itself(&self) -> Result<(), CqError> {
+    /// What who waits looks for: a completion, or a reason why none will come.
+    pub(crate) fn look(&self) -> Result<Option<Completion>, CqError> {
+        match &self.owner {
+            Owner::Conn(link, role) => link.look(|| self.poll(), || link.outstanding(*role)),
+            Owner::Srq(srq) => match self.poll()? {
+                None if srq.is_closed() => Err(CqError::Closed),
+                found => Ok(found),
+            },
+        }
+    }
+
+    pub(crate) fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
+    /// The connection that it belongs to, whose events who waits handles meanwhile.
+    pub(crate) fn link(&self) -> Option<&Link> {
+        match &self.owner {
+            Owner::Conn(link, _) => Some(link),
+            Owner::Srq(_) => None,
+        }
+    }
+
+    pub(crate) fn has_channel_to_itself(&self) -> Result<(), CqError> {
         match &self.owner {
             Owner::Conn(link, _) if link.shares_channel => Err(CqError::SharedChannel),
             Owner::Conn(..) | Owner::Srq(_) => Ok(()),
@@ -253,6 +267,11 @@ impl fmt::Debug for CompletionQueue {
 /// Waits for a completion in any of a connection's queues, which share their channel, and takes it.
 pub(crate) fn wait_any(link: &Arc<Link>, wait: Wait) -> Result<(CqRole, Completion), CqError> {
     shares_channel(link)?;
+    wait_for(&link.main, link.receive.as_deref(), Some(link), wait, || look_in_any(link))
+}
+
+/// What who waits for any of a connection's queues looks for.
+pub(crate) fn look_in_any(link: &Arc<Link>) -> Result<Option<(CqRole, Completion)>, CqError> {
     let (main, receive) = (CompletionQueue::main(link), CompletionQueue::receive(link));
     let poll = || {
         let from_main = || main.poll().map(|found| found.map(|completion| (CqRole::Main, completion)));
@@ -268,7 +287,7 @@ pub(crate) fn wait_any(link: &Arc<Link>, wait: Wait) -> Result<(CqRole, Completi
         }
     };
     let outstanding = || link.outstanding(CqRole::Main) + receive.as_ref().map_or(0, |_| link.outstanding(CqRole::Receive));
-    wait_for(&main.queue, receive.as_ref().map(|receive| &*receive.queue), Some(link), wait, || link.look(poll, outstanding))
+    link.look(poll, outstanding)
 }
 
 /// As [`CompletionQueue::arm`], for all queues of a connection, which share their channel.

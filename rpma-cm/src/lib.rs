@@ -8,11 +8,14 @@
 //! peer does at any time is in enums: [`ConnEvent`], [`PendingEvent`], [`Outcome`].
 //!
 //! Everything shares ownership underneath, so nothing has a lifetime and no order of dropping is wrong. Every waiting call takes a
-//! [`Wait`] and wakes when its object is closed from another thread; every waiting object is [`AsFd`](std::os::fd::AsFd).
+//! [`Wait`] and wakes when its object is closed from another thread; every waiting object is [`AsFd`](std::os::fd::AsFd), and [`Async`] makes
+//! the waiting calls futures.
 //!
 //! Users want the crate `rpma`, whose documentation is the guide.
 #![forbid(unsafe_code)]
 
+mod async_cq;
+mod asynchronous;
 mod batch;
 mod build;
 mod completion;
@@ -31,11 +34,15 @@ mod peer;
 mod post;
 mod private_data;
 mod queue;
+mod readiness;
+mod resolution;
 mod source;
 mod srq;
 mod wait;
 mod waiters;
 
+pub use async_cq::SharedQueues;
+pub use asynchronous::{Async, Waitable};
 pub use batch::{Batch, BatchError};
 pub use build::BuildError;
 pub use completion::{Completion, CompletionError, Operation, Outcome, Received};
@@ -51,6 +58,8 @@ pub use parameters::{Negotiated, ParameterError};
 pub use peer::{Peer, PeerError};
 pub use post::{OpPath, PostError, Signal};
 pub use private_data::{MAX_ACCEPT_BYTES, MAX_CONNECT_BYTES, MAX_REJECT_BYTES, PrivateDataTooLong};
+pub use readiness::Readiness;
+pub use resolution::Resolution;
 pub use rpma_mr as mr;
 pub use rpma_mr::sys::owned::{QpCap, SrqCap};
 pub use source::{Inline, Ranges, Source};

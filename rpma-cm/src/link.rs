@@ -170,16 +170,27 @@ impl Link {
 
     /// Reads what the connection manager has for us, acts on it, and keeps it for [`next_event`](Self::next_event).
     pub(crate) fn pump(&self) -> io::Result<()> {
+        let mut ended = false;
+        let read = self.read_events(&mut ended);
+        // With nothing locked: what waking a task does is its runtime's to know.
+        if ended {
+            self.wake_waiters();
+        }
+        read
+    }
+
+    fn read_events(&self, ended: &mut bool) -> io::Result<()> {
         let mut events = lock(&self.events);
         while let Some(event) = self.channel.get_event()? {
-            self.act_on(&event);
+            *ended |= self.act_on(&event);
             events.push_back(Queued::from_cm(&event));
             self.queued.set();
         }
         Ok(())
     }
 
-    fn act_on(&self, event: &CmEvent) {
+    /// Whether it was the end, of which those who wait for completions are still to be told.
+    fn act_on(&self, event: &CmEvent) -> bool {
         let number = self.qp.number();
         log::debug!("connection {number}: {:?}, status {}", event.kind, event.status);
         if event.kind == CmEventKind::Established {
@@ -197,20 +208,26 @@ impl Link {
                 log::warn!("connection {number}: established after it was disconnected, and cannot be disconnected again: {e}");
             }
         }
-        if ends_the_connection(event.kind) {
+        let ends = ends_the_connection(event.kind);
+        if ends {
             self.ended_by_event.store(true, Ordering::SeqCst);
-            self.end();
+            self.set_over();
         }
+        ends
     }
 
     /// Nothing can be transferred any more: what is posted completes with errors, and waiters for completions look again.
     pub(crate) fn end(&self) {
+        self.set_over();
+        self.wake_waiters();
+    }
+
+    fn set_over(&self) {
         self.over.store(true, Ordering::SeqCst);
         if let Err(e) = self.settle() {
             // Whoever waits for completions tries again, and is told.
             log::warn!("connection {}: its queue pair cannot be moved to the error state: {e}", self.qp.number());
         }
-        self.wake_waiters();
     }
 
     /// Whoever waits for completions looks again.

@@ -188,6 +188,11 @@
 //! # }
 //! ```
 //!
+//! # Futures
+//!
+//! [`Async`] makes the waiting calls of endpoints, connections and completion queues futures, and each of them a stream, on any runtime that
+//! can wait for a descriptor ([`Readiness`]). Dropping a future loses nothing.
+//!
 //! # The end
 //!
 //! [`Conn::disconnect`] ends a connection; the other side reads [`ConnEvent::Closed`], and this side when that has answered. What is

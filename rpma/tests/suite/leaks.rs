@@ -1,6 +1,6 @@
 //! What many attempts leave behind in the process, the device and the kernel: nothing. Each test measures in a process of its own.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use rpma::prelude::*;
 use rpma::sys::testing::{CountingProvider, Counts, Kind};
 use rpma::{EstablishError, MAX_REJECT_BYTES};
 
+use super::executor::{Async, Resolution, block_on, polled_once};
 use crate::support::{LIMIT, addr, alone, cfg, is_soft, listen, peer_over, provider, request};
 
 /// What the process holds.
@@ -111,6 +112,29 @@ fn thousand_rejections_leave_nothing_and_each_client_sees_its_own() {
             let Err(EstablishError::Rejected(rejection)) = pending.established(LIMIT) else { panic!("not rejected") };
             assert_eq!((rejection.reason, rejection.private_data.len()), (28, MAX_REJECT_BYTES));
             assert_eq!(rejection.private_data[..4], reason);
+        });
+    });
+}
+
+#[test]
+fn two_hundred_futures_of_each_kind_that_were_dropped_leave_nothing() {
+    alone(|| {
+        let (counting, peer) = counted();
+        let (endpoint, addr) = listen(&peer);
+        let endpoint = RefCell::new(Async::new(endpoint).unwrap());
+        let start = || Resolution::new(ConnReq::start(&peer, addr, &cfg()).unwrap()).unwrap();
+        leaves_nothing(200, &counting, || {
+            let mut endpoint = endpoint.borrow_mut();
+            assert!(polled_once(endpoint.next_request()).is_pending());
+            // Whether it is ready at once is the device's to say.
+            drop(polled_once(start()));
+            let request = block_on(start()).unwrap();
+            let mut completions = Async::new(request.cq()).unwrap();
+            assert!(polled_once(completions.wait()).is_pending());
+            let mut pending = Async::new(request.connect(&[]).unwrap()).unwrap();
+            assert!(polled_once(pending.established()).is_pending());
+            let incoming = block_on(endpoint.next_request()).unwrap();
+            drop((pending, completions, incoming));
         });
     });
 }

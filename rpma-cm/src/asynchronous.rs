@@ -1,0 +1,297 @@
+//! Waiting without blocking, on any runtime: endpoints, and the events of connections.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures_core::Stream;
+
+use crate::async_cq::Task;
+use crate::conn::{Conn, EstablishError, PendingConn, PendingEvent};
+use crate::conn_cfg::ConnCfg;
+use crate::conn_req::{ConnReq, Incoming, IncomingRequest};
+use crate::cq::CompletionQueue;
+use crate::endpoint::{Endpoint, RequestError};
+use crate::event::{ConnEvent, EventError};
+use crate::queue::Queue;
+use crate::readiness::Readiness;
+use crate::wait::Wait;
+
+/// What [`Async`] can be made of: what has a descriptor to wait for. Only this crate says what does.
+pub trait Waitable {
+    #[doc(hidden)]
+    fn watched(&self) -> io::Result<Watched>;
+}
+
+/// What is waited for.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Watched {
+    pub(crate) fd: OwnedFd,
+    /// Whose completions are waited for, if it is completions.
+    pub(crate) queue: Option<Arc<Queue>>,
+}
+
+impl Watched {
+    /// Another descriptor of the same, since a runtime's own can be watched once only.
+    fn events_of(of: &impl AsFd) -> io::Result<Self> {
+        Ok(Self { fd: of.as_fd().try_clone_to_owned()?, queue: None })
+    }
+}
+
+/// `T` for tasks: an [`Endpoint`], a [`PendingConn`], a [`Conn`], a [`CompletionQueue`] or a [`SharedQueues`](crate::SharedQueues), whose
+/// waiting calls are futures here. `R` is the runtime's part: [`Readiness`].
+///
+/// All other calls are those of `T`, as they are: posting, polling and disconnecting do not wait. The waiting calls of `T` are hidden by
+/// those of the same name here.
+///
+/// A time limit is the runtime's: drop the future when it is over.
+///
+/// # Dropping a future
+///
+/// Each future takes what it waits for, an event, a request or a completion, in the same step in which it gives it, and holds nothing in
+/// between. So dropping one before it is ready (in `select!`, or for a time limit) loses nothing: what comes meanwhile stays where it was,
+/// and the next call gives it. Nothing is freed by it either: regions, queues and connections live as long as their handles, and what was
+/// posted goes on.
+///
+/// # Several tasks
+///
+/// Waiting takes `&mut self`, because one task at a time is woken. Let several wait, make an `Async` for each: of a clone of the
+/// connection or completion queue, or of `&Endpoint` or `Arc<Endpoint>`. Each event and each completion goes to one of them; the end of
+/// the connection and `close` wake all. Threads that wait in the blocking calls may be among them.
+///
+/// Each `Async` takes a descriptor of the process.
+pub struct Async<T, R> {
+    pub(crate) of: T,
+    pub(crate) readiness: R,
+    pub(crate) task: Option<Task>,
+    turn: Turn,
+}
+
+impl<T: Waitable, R: Readiness> Async<T, R> {
+    /// Has the runtime watch `of`.
+    ///
+    /// # Errors
+    ///
+    /// If the process has no descriptor left, or the runtime refuses: [`Readiness::watch`].
+    pub fn new(of: T) -> io::Result<Self> {
+        let Watched { fd, queue } = of.watched()?;
+        Ok(Self { of, readiness: R::watch(fd)?, task: queue.map(Task::new), turn: Turn::default() })
+    }
+
+    /// What it was made of; the runtime's part is given back.
+    pub fn into_inner(self) -> T {
+        self.of
+    }
+
+    /// One step of waiting for something that `look` takes if it is there.
+    fn poll_for<Item, E>(
+        &mut self,
+        context: &mut Context<'_>,
+        look: impl Fn(&T) -> Result<Option<Item>, E>,
+        failed: impl Fn(io::Error) -> E,
+    ) -> Poll<Result<Item, E>> {
+        self.in_turn(context, |this, context| {
+            loop {
+                if let Some(found) = look(&this.of)? {
+                    return Poll::Ready(Ok(found));
+                }
+                ready!(this.readiness.poll_readable(context)).map_err(&failed)?;
+            }
+        })
+    }
+
+    /// One step, or none when it is others' turn.
+    pub(crate) fn in_turn<Out>(
+        &mut self,
+        context: &mut Context<'_>,
+        step: impl FnOnce(&mut Self, &mut Context<'_>) -> Poll<Out>,
+    ) -> Poll<Out> {
+        if self.turn.is_over() {
+            self.turn = Turn::default();
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let step = step(self, context);
+        self.turn.took(step.is_ready());
+        step
+    }
+}
+
+/// How many things in a row a task has been given without waiting. It then lets others run: a queue that is never empty would keep a
+/// runtime's thread to itself.
+#[derive(Debug, Default)]
+struct Turn(u8);
+
+impl Turn {
+    const LENGTH: u8 = 64;
+
+    fn is_over(&self) -> bool {
+        self.0 >= Self::LENGTH
+    }
+
+    fn took(&mut self, something: bool) {
+        self.0 = if something { self.0 + 1 } else { 0 };
+    }
+}
+
+impl<T, R> Deref for Async<T, R> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.of
+    }
+}
+
+impl<T: fmt::Debug, R> fmt::Debug for Async<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Async").field(&self.of).finish()
+    }
+}
+
+impl<E: Borrow<Endpoint>> Waitable for E {
+    fn watched(&self) -> io::Result<Watched> {
+        Watched::events_of(self.borrow())
+    }
+}
+
+/// An endpoint, or a reference to one, counted or not. As a [`Stream`] it gives the requests without queues, and ends when it is closed
+/// or its device is gone.
+impl<E: Borrow<Endpoint>, R: Readiness> Async<E, R> {
+    /// The next request, without queues: [`Endpoint::next_request`].
+    ///
+    /// Dropping the future loses no request.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError`].
+    pub async fn next_request(&mut self) -> Result<IncomingRequest, RequestError> {
+        poll_fn(|context| self.poll_request(context)).await
+    }
+
+    /// The next request, with its queues: [`Endpoint::next_conn_req`].
+    ///
+    /// Dropping the future loses no request.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError`]. If the queues cannot be made, the peer is rejected at once.
+    #[doc(alias = "rpma_ep_next_conn_req")]
+    pub async fn next_conn_req(&mut self, cfg: &ConnCfg) -> Result<ConnReq<Incoming>, RequestError> {
+        Ok(self.next_request().await?.prepare(cfg)?)
+    }
+
+    fn poll_request(&mut self, context: &mut Context<'_>) -> Poll<Result<IncomingRequest, RequestError>> {
+        let look = |endpoint: &E| match endpoint.borrow().next_request(Wait::Now) {
+            Err(RequestError::NoRequest) => Ok(None),
+            found => found.map(Some),
+        };
+        self.poll_for(context, look, RequestError::Provider)
+    }
+}
+
+impl<E: Borrow<Endpoint> + Unpin, R: Readiness> Stream for Async<E, R> {
+    type Item = Result<IncomingRequest, RequestError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(match ready!(self.poll_request(context)) {
+            Err(RequestError::Closed | RequestError::DeviceRemoved) => None,
+            next => Some(next),
+        })
+    }
+}
+
+impl Waitable for PendingConn {
+    fn watched(&self) -> io::Result<Watched> {
+        Watched::events_of(self)
+    }
+}
+
+impl<R: Readiness> Async<PendingConn, R> {
+    /// What happens next: [`PendingConn::next_event`].
+    ///
+    /// Dropping the future loses no event.
+    ///
+    /// # Errors
+    ///
+    /// [`EventError`].
+    #[doc(alias = "rpma_conn_next_event")]
+    pub async fn next_event(&mut self) -> Result<PendingEvent, EventError> {
+        let look = |pending: &PendingConn| found(pending.next_event(Wait::Now));
+        poll_fn(|context| self.poll_for(context, look, EventError::Provider)).await
+    }
+
+    /// The connection, once it is established: [`PendingConn::established`].
+    ///
+    /// Dropping the future changes nothing: the connection may still be established, and can be waited for again. Dropping this ends it.
+    ///
+    /// # Errors
+    ///
+    /// [`EstablishError`].
+    pub async fn established(&mut self) -> Result<Conn, EstablishError> {
+        let look = |pending: &PendingConn| match pending.established(Wait::Now) {
+            Err(EstablishError::TimedOut) => Ok(None),
+            found => found.map(Some),
+        };
+        poll_fn(|context| self.poll_for(context, look, |e| EstablishError::Event(EventError::Provider(e)))).await
+    }
+}
+
+impl Waitable for Conn {
+    fn watched(&self) -> io::Result<Watched> {
+        Watched::events_of(self)
+    }
+}
+
+/// As a [`Stream`] it gives the connection's events, and ends when it is closed from this side by [`Conn::close`]. It does not end with
+/// [`ConnEvent::Closed`], which another one may follow.
+impl<R: Readiness> Async<Conn, R> {
+    /// What happens next: [`Conn::next_event`].
+    ///
+    /// Dropping the future loses no event.
+    ///
+    /// # Errors
+    ///
+    /// [`EventError`].
+    #[doc(alias = "rpma_conn_next_event")]
+    pub async fn next_event(&mut self) -> Result<ConnEvent, EventError> {
+        poll_fn(|context| self.poll_event(context)).await
+    }
+
+    /// The completions of the main completion queue, on the same runtime: `Async::new(conn.cq())`.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn completions(&self) -> io::Result<Async<CompletionQueue, R>> {
+        Async::new(self.cq())
+    }
+
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<ConnEvent, EventError>> {
+        self.poll_for(context, |conn| found(conn.next_event(Wait::Now)), EventError::Provider)
+    }
+}
+
+impl<R: Readiness> Stream for Async<Conn, R> {
+    type Item = Result<ConnEvent, EventError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(match ready!(self.poll_event(context)) {
+            Err(EventError::Closed) => None,
+            next => Some(next),
+        })
+    }
+}
+
+fn found<Event>(event: Result<Event, EventError>) -> Result<Option<Event>, EventError> {
+    match event {
+        Err(EventError::NoEvent) => Ok(None),
+        event => event.map(Some),
+    }
+}
