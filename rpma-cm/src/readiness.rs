@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 
-/// Tells when a descriptor is readable: all that [`Async`](crate::Async) needs of a runtime. It is a few lines
-/// around a runtime's type for descriptors.
+/// Tells when a descriptor is readable: all that [`Async`](crate::Async) needs of a runtime. The feature `tokio` of `rpma` has it for
+/// tokio; for another runtime it is a few lines around that runtime's type for descriptors.
 ///
 /// The descriptor is nobody else's, and nothing is ever read from it: it is an `epoll(7)` instance. Runtimes that want to be told only
 /// of changes (`EPOLLET`) and those that look at the state may both be used.

@@ -191,7 +191,8 @@
 //! # Futures
 //!
 //! [`Async`] makes the waiting calls of endpoints, connections and completion queues futures, and each of them a stream, on any runtime that
-//! can wait for a descriptor ([`Readiness`]). Dropping a future loses nothing.
+//! can wait for a descriptor ([`Readiness`]). The feature `tokio` has that for tokio: the module `rpma::tokio`, with an example. Dropping a
+//! future loses nothing.
 //!
 //! # The end
 //!
@@ -231,6 +232,8 @@
 #![forbid(unsafe_code)]
 
 mod provider;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
 pub use provider::{PROVIDER_VARIABLE, Provider, ProviderError};
 pub use rpma_cm::*;

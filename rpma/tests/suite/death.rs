@@ -10,11 +10,11 @@ use rpma::{CqError, EventError};
 use crate::support::{LIMIT, Pair, cfg, complete, in_time, listen, name_of, peer, region, remote, this_test_again};
 
 /// A process that holds the other end. It does nothing, and ends only by being killed.
-struct OtherProcess(Child);
+pub(crate) struct OtherProcess(Child);
 
 impl OtherProcess {
     /// SIGKILL: the process gets no chance to say anything.
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
@@ -27,7 +27,7 @@ impl Drop for OtherProcess {
 }
 
 /// Runs `body`, a closure of the calling test, on a request of another process, which is this program told to run the same test.
-fn requested_by_a_process<F: FnOnce(ConnReq<Incoming>, OtherProcess)>(body: F) {
+pub(crate) fn requested_by_a_process<F: FnOnce(ConnReq<Incoming>, OtherProcess)>(body: F) {
     const OTHER_END: &str = "RPMA_TEST_OTHER_END";
     if let Ok(addr) = env::var(OTHER_END) {
         let pending = ConnReq::new(&peer(), addr, &cfg()).unwrap().connect(&[]).unwrap();
@@ -44,13 +44,13 @@ fn requested_by_a_process<F: FnOnce(ConnReq<Incoming>, OtherProcess)>(body: F) {
 }
 
 /// What cannot complete: receives that nobody sends to, and messages that no receive waits for. With the regions that they need.
-struct Outstanding {
-    count: usize,
+pub(crate) struct Outstanding {
+    pub(crate) count: usize,
     _regions: [LocalMr<AnonPages>; 2],
 }
 
 /// Fills both queues of `conn`.
-fn fill(conn: &Conn) -> Outstanding {
+pub(crate) fn fill(conn: &Conn) -> Outstanding {
     let inbox = region(conn.peer(), 8, Usage::RECV);
     let outbox = region(conn.peer(), 8, Usage::SEND);
     let (sends, receives) = (cfg().get_sq_size(), cfg().get_rq_size());

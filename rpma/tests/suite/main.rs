@@ -22,6 +22,7 @@ mod futures;
 mod leaks;
 mod listener;
 mod memory;
+mod on_tokio;
 mod parameters;
 mod queues;
 mod ranges;

@@ -1,0 +1,107 @@
+//! Waiting on tokio (the feature `tokio`): `start(…).await`, `pending.established().await`, and streams of requests, events and
+//! completions.
+//!
+//! [`Async`] makes the waiting calls of an object futures; [`start`] makes a request. Everything else is as in the rest of this crate,
+//! because nothing else waits. The futures are cancel-safe, so they go into `select!` and `timeout`; [`Async`] says what dropping one does.
+//!
+#![cfg_attr(feature = "soft", doc = "```")]
+#![cfg_attr(not(feature = "soft"), doc = "```ignore")]
+//! use rpma::prelude::*;
+//! use rpma::tokio::{Async, start};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let runtime = ::tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+//! # runtime.block_on(main_job())
+//! # }
+//! # async fn main_job() -> Result<(), Box<dyn std::error::Error>> {
+//! let peer = Peer::new(&Device::local(&Provider::Soft.open()?, "127.0.0.1")?)?;
+//! let mut endpoint = Async::new(Endpoint::listen(&peer, ("127.0.0.1", 0))?)?;
+//! let addr = endpoint.local_addr().ok_or("listening")?;
+//!
+//! // The target: its region's descriptor goes to whoever connects.
+//! let region = peer.register(AnonPages::new(4096)?, Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY)?;
+//! let hello = region.descriptor().to_bytes();
+//! let target = ::tokio::spawn(async move {
+//!     let request = endpoint.next_conn_req(&ConnCfg::new()).await?;
+//!     let mut pending = Async::new(request.connect(&hello)?)?;
+//!     let mut conn = Async::new(pending.established().await?)?;
+//!     assert_eq!(conn.next_event().await?, ConnEvent::Closed);
+//!     conn.disconnect()?;
+//!     Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+//! });
+//!
+//! // The writer.
+//! let request = start(&peer, addr, &ConnCfg::new()).await?;
+//! let mut pending = Async::new(request.connect(&[])?)?;
+//! let conn = Async::new(pending.established().await?)?;
+//! let mut completions = conn.completions()?;
+//!
+//! let there = RemoteMr::from_descriptor(conn.private_data())?;
+//! let source = peer.register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
+//! source.write_at(0, b"awaited")?;
+//! conn.write(there.slice(0..7)?, source.slice(0..7)?, Signal::OnError, 0)?;
+//! conn.flush(there.slice(0..7)?, FlushType::Visibility, Signal::Always, 1)?;
+//! completions.wait().await?.result()?;
+//! let mut written = [0; 7];
+//! region.read_at(0, &mut written)?;
+//! assert_eq!(&written, b"awaited");
+//!
+//! conn.disconnect()?;
+//! assert!(matches!(completions.wait().await, Err(CqError::Drained)));
+//! target.await?.map_err(|e| e.to_string())?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Requests, events and completions are also [`Stream`](https://docs.rs/futures-core)s: `Async<Endpoint>`, `Async<Conn>` and
+//! `Async<CompletionQueue>` are those themselves.
+//!
+//! The runtime has I/O enabled (`enable_io`, `enable_all`); on one that has not, tokio panics. It need not have time. The look-up of a host
+//! name takes a thread of the runtime's.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::task::{Context, Poll, ready};
+
+use rpma_cm::{ConnCfg, ConnReq, ConnReqError, Outgoing, Peer, Readiness, Resolution};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::{ToSocketAddrs, lookup_host};
+use tokio::runtime::Handle;
+
+/// An object whose waiting calls are futures, on the tokio runtime in which it is made.
+pub type Async<T> = rpma_cm::Async<T, Readable>;
+
+/// Makes a request to the peer at `addr`: [`ConnReq::new`] as a future.
+///
+/// Dropping it gives the request up, and frees what it has so far; the peer has not heard of it.
+///
+/// # Errors
+///
+/// [`ConnReqError`], of the last address that was tried.
+pub async fn start(peer: &Peer, addr: impl ToSocketAddrs, cfg: &ConnCfg) -> Result<ConnReq<Outgoing>, ConnReqError> {
+    let addrs: Vec<SocketAddr> = lookup_host(addr).await.map_err(ConnReqError::Lookup)?.collect();
+    let resolving = ConnReq::start(peer, &*addrs, cfg)?;
+    Resolution::<Readable>::new(resolving).map_err(ConnReqError::Provider)?.await
+}
+
+/// Tokio's part of [`Async`].
+#[derive(Debug)]
+pub struct Readable(AsyncFd<OwnedFd>);
+
+impl Readiness for Readable {
+    fn watch(fd: OwnedFd) -> io::Result<Self> {
+        // AsyncFd panics where there is no runtime.
+        Handle::try_current().map_err(io::Error::other)?;
+        #[allow(deprecated, reason = "the function that takes its place is unsafe, and demands what an owned descriptor gives")]
+        AsyncFd::with_interest(fd, Interest::READABLE).map(Self)
+    }
+
+    fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut guard = ready!(self.0.poll_read_ready(context))?;
+        // Before the caller looks: what comes after it makes the descriptor ready again.
+        guard.clear_ready();
+        Poll::Ready(Ok(()))
+    }
+}

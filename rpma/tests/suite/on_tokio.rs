@@ -1,0 +1,196 @@
+//! Waiting on tokio: the feature `tokio`.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_core::Stream;
+use rpma::prelude::*;
+use rpma::tokio::{Async, start};
+use rpma::{CqError, Operation};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+
+use super::death::{fill, requested_by_a_process};
+use crate::support::{LIMIT, Pair, cfg, complete, in_time, listen, peer};
+
+/// A runtime of one thread, and one of several.
+fn runtimes() -> [Runtime; 2] {
+    [Builder::new_current_thread(), Builder::new_multi_thread()].map(|mut builder| builder.enable_all().build().unwrap())
+}
+
+/// Runs `body` on both runtimes, and fails if it takes longer than anything takes that works.
+fn on_both<F: Future<Output = ()>>(body: impl Fn() -> F) {
+    for runtime in runtimes() {
+        runtime.block_on(async { timeout(LIMIT, body()).await.expect("in time") });
+    }
+}
+
+async fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
+    poll_fn(|context| Pin::new(&mut *stream).poll_next(context)).await
+}
+
+/// Answers each message with its number plus one, until the client has gone.
+async fn serve(request: ConnReq<Incoming>) {
+    for _ in 0..cfg().get_rq_size() {
+        request.recv(LocalSlice::null(), 0).unwrap();
+    }
+    let mut pending = Async::new(request.connect(&[]).unwrap()).unwrap();
+    let conn = Async::new(pending.established().await.unwrap()).unwrap();
+    let mut completions = conn.completions().unwrap();
+    while let Some(completion) = next(&mut completions).await {
+        let completion = completion.unwrap();
+        if let Ok(Some(received)) = completion.received() {
+            conn.recv(LocalSlice::null(), 0).unwrap();
+            conn.send_with_imm(LocalSlice::null(), received.imm.unwrap() + 1, Signal::Always, 0).unwrap();
+        }
+    }
+    conn.disconnect().unwrap();
+}
+
+/// Sends `messages` numbers, and expects the next one back each time.
+async fn play(peer: Peer, addr: String, messages: u32) {
+    let request = start(&peer, addr, &cfg()).await.unwrap();
+    let mut pending = Async::new(request.connect(&[]).unwrap()).unwrap();
+    let mut conn = Async::new(pending.established().await.unwrap()).unwrap();
+    let mut completions = conn.completions().unwrap();
+    for n in 0..messages {
+        conn.recv(LocalSlice::null(), 0).unwrap();
+        conn.send_with_imm(LocalSlice::null(), n, Signal::Always, 0).unwrap();
+        let mut answers = Vec::new();
+        for _ in 0..2 {
+            let completion = completions.wait().await.unwrap();
+            completion.result().unwrap();
+            answers.extend(completion.received().unwrap().map(|received| received.imm));
+        }
+        assert_eq!(answers, [Some(n + 1)]);
+    }
+    conn.disconnect().unwrap();
+    assert!(next(&mut completions).await.is_none());
+    assert_eq!(conn.next_event().await.unwrap(), ConnEvent::Closed);
+}
+
+#[test]
+fn many_connections_are_served_at_once_by_one_thread_and_by_several() {
+    const CLIENTS: usize = 16;
+    on_both(|| async {
+        let peer = peer();
+        let (endpoint, addr) = listen(&peer);
+        let mut endpoint = Async::new(endpoint).unwrap();
+        let serving = tokio::spawn(async move {
+            let mut served = Vec::new();
+            for _ in 0..CLIENTS {
+                served.push(tokio::spawn(serve(endpoint.next_conn_req(&cfg()).await.unwrap())));
+            }
+            for task in served {
+                task.await.unwrap();
+            }
+        });
+        let playing: Vec<_> = (0..CLIENTS).map(|_| tokio::spawn(play(peer.clone(), addr.to_string(), 50))).collect();
+        for task in playing {
+            task.await.unwrap();
+        }
+        serving.await.unwrap();
+    });
+}
+
+#[test]
+fn killed_peer_wakes_every_task() {
+    requested_by_a_process(|request, mut other| {
+        let conn = request.connect(&[]).unwrap().established(LIMIT).unwrap();
+        let outstanding = fill(&conn);
+        let [runtime, _] = runtimes();
+        runtime.block_on(async {
+            let waiting: Vec<_> = (0..3)
+                .map(|_| {
+                    let mut completions = Async::new(conn.cq()).unwrap();
+                    tokio::spawn(async move {
+                        let mut failed = 0;
+                        while let Some(completion) = next(&mut completions).await {
+                            assert!(completion.unwrap().result().is_err());
+                            failed += 1;
+                        }
+                        failed
+                    })
+                })
+                .collect();
+            // Each of them waits, before the peer is killed.
+            tokio::task::yield_now().await;
+            other.kill();
+            let mut failed = 0;
+            for task in waiting {
+                failed += timeout(LIMIT, task).await.expect("in time").unwrap();
+            }
+            assert_eq!(failed, outstanding.count);
+            assert_eq!(Async::new(conn.clone()).unwrap().next_event().await.unwrap(), ConnEvent::Closed);
+        });
+    });
+}
+
+#[test]
+fn waiting_that_runs_out_of_time_again_and_again_loses_nothing() {
+    on_both(|| async {
+        const MESSAGES: u32 = 300;
+        let Pair { client, server } = Pair::new();
+        for _ in 0..cfg().get_rq_size() {
+            server.recv(LocalSlice::null(), 0).unwrap();
+        }
+        let sending = tokio::task::spawn_blocking(move || {
+            for n in 0..MESSAGES {
+                client.send_with_imm(LocalSlice::null(), n, Signal::Always, n.into()).unwrap();
+                complete(&client, n.into());
+            }
+            client
+        });
+        let mut completions = Async::new(server.cq()).unwrap();
+        for n in 0..MESSAGES {
+            let completion = loop {
+                // Between the times another task runs, so that the future is dropped in every state.
+                match timeout(Duration::from_micros(u64::from(n % 3)), completions.wait()).await {
+                    Ok(completion) => break completion.unwrap(),
+                    Err(_over) => tokio::task::yield_now().await,
+                }
+            };
+            assert_eq!((completion.operation(), completion.received().unwrap().unwrap().imm), (Operation::Recv, Some(n)));
+            server.recv(LocalSlice::null(), 0).unwrap();
+        }
+        drop(sending.await.unwrap());
+    });
+}
+
+#[test]
+fn task_that_is_aborted_leaves_its_connection_to_the_other_handles() {
+    let Pair { client, server } = Pair::new();
+    let [runtime, _] = runtimes();
+    client.recv(LocalSlice::null(), 1).unwrap();
+    runtime.block_on(async {
+        let mut completions = Async::new(client.cq()).unwrap();
+        let task = tokio::spawn(async move { completions.wait().await });
+        tokio::task::yield_now().await;
+        task.abort();
+        assert!(task.await.unwrap_err().is_cancelled());
+    });
+    drop(runtime);
+    server.send(LocalSlice::null(), Signal::Always, 2).unwrap();
+    complete(&server, 2);
+    complete(&client, 1);
+}
+
+#[test]
+fn runtime_that_was_dropped_ends_the_waiting_with_an_error() {
+    let Pair { client, server: _server } = Pair::new();
+    let [runtime, other] = runtimes();
+    let mut completions = {
+        let _entered = runtime.enter();
+        Async::new(client.cq()).unwrap()
+    };
+    drop(runtime);
+    let error = in_time(move || other.block_on(completions.wait()).unwrap_err());
+    assert!(matches!(error, CqError::Wait(_)), "{error:?}");
+}
+
+#[test]
+fn object_is_not_watched_where_there_is_no_runtime() {
+    let Pair { client, server: _server } = Pair::new();
+    assert!(Async::new(client.cq()).is_err());
+}
