@@ -122,6 +122,25 @@ impl CompChannel {
         }
     }
 
+    /// Takes all events that are there, and says of which queues some were taken since their events were asked for last, each by its
+    /// [address](super::Cq::address). For who waits for many queues.
+    ///
+    /// # Errors
+    ///
+    /// As `ibv_get_cq_event(3)`.
+    pub fn take_fired(&self) -> io::Result<Vec<usize>> {
+        self.check()?;
+        let mut queues = self.queues();
+        let result = self.take_all(&mut queues);
+        let told = queues.iter_mut().map(|(address, events)| (*address, std::mem::take(&mut events.untold)));
+        let fired: Vec<_> = told.filter(|(_, untold)| *untold > 0).map(|(address, _)| address).collect();
+        match result {
+            // As in `take_events`.
+            Err(e) if fired.is_empty() => Err(e),
+            _ => Ok(fired),
+        }
+    }
+
     fn take_all(&self, queues: &mut BTreeMap<usize, Events>) -> io::Result<()> {
         loop {
             let (mut cq, mut context) = (null_mut(), null_mut());
@@ -219,6 +238,22 @@ mod tests {
         assert_eq!(first.take_events().unwrap(), 0);
         assert_eq!(second.take_events().unwrap(), 3);
         assert_eq!(second.take_events().unwrap(), 0);
+    }
+
+    #[test]
+    fn queues_with_events_are_told_by_address_once() {
+        let fake = Fake::new();
+        let (channel, first, second) = shared(&(Arc::clone(&fake) as crate::ProviderRef));
+        assert_eq!(channel.take_fired().unwrap(), []);
+        fake.push_cq_events(1, 3);
+        assert_eq!(channel.take_fired().unwrap(), [second.address()]);
+        assert_eq!(second.take_events().unwrap(), 0);
+        fake.push_cq_events(0, 1);
+        fake.push_cq_events(1, 1);
+        let mut both = [first.address(), second.address()];
+        both.sort_unstable();
+        assert_eq!(channel.take_fired().unwrap(), both);
+        assert_eq!(channel.take_fired().unwrap(), []);
     }
 
     #[test]

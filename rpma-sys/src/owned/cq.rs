@@ -132,6 +132,12 @@ impl Cq {
         unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("unknown")
     }
 
+    /// What it is known by to [`CompChannel::take_fired`]: compared, never followed.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.raw.as_ptr().addr()
+    }
+
     /// Its channel.
     #[must_use]
     pub fn channel(&self) -> &Arc<CompChannel> {
