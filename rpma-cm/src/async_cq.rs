@@ -18,32 +18,37 @@ use crate::link::Link;
 use crate::queue::Queue;
 use crate::readiness::Readiness;
 use crate::wait::any_of;
+use crate::waiters::Waiters;
 
 /// A task among those who wait for a queue, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Task {
-    queue: Arc<Queue>,
+    waiters: Arc<Waiters>,
     number: u64,
 }
 
 impl Task {
-    pub(crate) fn new(queue: Arc<Queue>) -> Self {
-        Self { number: queue.waiters.new_task(), queue }
+    pub(crate) fn new(waiters: Arc<Waiters>) -> Self {
+        Self { number: waiters.new_task(), waiters }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Has it woken when another one has taken the event that it waits for, or there is something else to look at.
-    fn enter(&self, waker: &Waker) {
-        self.queue.waiters.enter(self.number, waker);
+    pub(crate) fn enter(&self, waker: &Waker) {
+        self.waiters.enter(self.number, waker);
     }
 
     fn wake_others(&self) {
-        self.queue.waiters.wake_others(self.number);
+        self.waiters.wake_others(self.number);
     }
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
-        self.queue.waiters.leave(self.number);
+        self.waiters.leave(self.number);
     }
 }
 
@@ -70,7 +75,7 @@ impl<'a> Source<'a> {
     fn watched(&self, queue: &Arc<Queue>) -> io::Result<Watched> {
         let events = self.link.map(|link| link.channel.as_fd());
         let fds: Vec<_> = [queue.cq.as_fd()].into_iter().chain(events).collect();
-        Ok(Watched { fd: any_of(&fds)?, queue: Some(Arc::clone(queue)) })
+        Ok(Watched { fd: any_of(&fds)?, waiters: Some(Arc::clone(&queue.waiters)) })
     }
 
     /// One step of waiting until `look` finds something: what `wait_for` is for threads.

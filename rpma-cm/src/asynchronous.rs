@@ -19,9 +19,9 @@ use crate::conn_req::{ConnReq, Incoming, IncomingRequest};
 use crate::cq::CompletionQueue;
 use crate::endpoint::{Endpoint, RequestError};
 use crate::event::{ConnEvent, EventError};
-use crate::queue::Queue;
 use crate::readiness::Readiness;
 use crate::wait::Wait;
+use crate::waiters::Waiters;
 
 /// What [`Async`] can be made of: what has a descriptor to wait for. Only this crate says what does.
 pub trait Waitable {
@@ -34,19 +34,19 @@ pub trait Waitable {
 #[derive(Debug)]
 pub struct Watched {
     pub(crate) fd: OwnedFd,
-    /// Whose completions are waited for, if it is completions.
-    pub(crate) queue: Option<Arc<Queue>>,
+    /// Who else waits, if it is for completions.
+    pub(crate) waiters: Option<Arc<Waiters>>,
 }
 
 impl Watched {
     /// Another descriptor of the same, since a runtime's own can be watched once only.
     fn events_of(of: &impl AsFd) -> io::Result<Self> {
-        Ok(Self { fd: of.as_fd().try_clone_to_owned()?, queue: None })
+        Ok(Self { fd: of.as_fd().try_clone_to_owned()?, waiters: None })
     }
 }
 
-/// `T` for tasks: an [`Endpoint`], a [`PendingConn`], a [`Conn`], a [`CompletionQueue`] or a [`SharedQueues`](crate::SharedQueues), whose
-/// waiting calls are futures here. `R` is the runtime's part: [`Readiness`].
+/// `T` for tasks: an [`Endpoint`], a [`PendingConn`], a [`Conn`], a [`CompletionQueue`], [`SharedQueues`](crate::SharedQueues) or a
+/// [`Dispatcher`](crate::Dispatcher), whose waiting calls are futures here. `R` is the runtime's part: [`Readiness`].
 ///
 /// All other calls are those of `T`, as they are: posting, polling and disconnecting do not wait. The waiting calls of `T` are hidden by
 /// those of the same name here.
@@ -81,8 +81,8 @@ impl<T: Waitable, R: Readiness> Async<T, R> {
     ///
     /// If the process has no descriptor left, or the runtime refuses: [`Readiness::watch`].
     pub fn new(of: T) -> io::Result<Self> {
-        let Watched { fd, queue } = of.watched()?;
-        Ok(Self { of, readiness: R::watch(fd)?, task: queue.map(Task::new), turn: Turn::default() })
+        let Watched { fd, waiters } = of.watched()?;
+        Ok(Self { of, readiness: R::watch(fd)?, task: waiters.map(Task::new), turn: Turn::default() })
     }
 
     /// What it was made of; the runtime's part is given back.

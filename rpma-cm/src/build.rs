@@ -43,6 +43,9 @@ pub enum BuildError {
     /// The shared receive queue was made from another peer.
     #[error("the shared receive queue was made from another peer than the connection's")]
     SrqOfOtherPeer,
+    /// The dispatcher was made from a peer on another device.
+    #[error("the dispatcher is of another device than the connection: make one for each device")]
+    DispatcherOfOtherDevice,
     /// No queue pair of those sizes.
     #[error(
         "the device gives no queue pair for {} sends of {} ranges or {} inline bytes, and {} receives of {} ranges: ask for less",
@@ -73,7 +76,9 @@ impl BuildError {
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::SrqHasChannel | Self::SrqOfOtherPeer | Self::Parameter(_) => ErrorCode::InvalidArgument,
+            Self::SrqHasChannel | Self::SrqOfOtherPeer | Self::DispatcherOfOtherDevice | Self::Parameter(_) => {
+                ErrorCode::InvalidArgument
+            }
             Self::OtherDevice { .. }
             | Self::Cq { .. }
             | Self::ReceiveCq { .. }
@@ -90,8 +95,14 @@ impl BuildError {
 /// The main CQ, and the receive CQ if the connection has one.
 pub(crate) fn cqs(peer: &Peer, cfg: &ConnCfg) -> Result<(Arc<Queue>, Option<Arc<Queue>>), BuildError> {
     let context = peer.device().context();
-    let shared =
-        if cfg.get_shared_channel() { Some(CompChannel::create(context).map_err(BuildError::CompChannel)?) } else { None };
+    let shared = match &cfg.dispatcher {
+        Some(dispatcher) if !dispatcher.channel().context().is_same_as(context) => {
+            return Err(BuildError::DispatcherOfOtherDevice);
+        }
+        Some(dispatcher) => Some(Arc::clone(dispatcher.channel())),
+        None if cfg.get_shared_channel() => Some(CompChannel::create(context).map_err(BuildError::CompChannel)?),
+        None => None,
+    };
     // Within the device's number of them, which is an int.
     let vector = i32::try_from(cfg.get_completion_vector()).unwrap_or(i32::MAX);
     let build = |cqe| match &shared {

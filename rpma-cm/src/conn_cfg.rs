@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::dispatcher::Dispatcher;
 use crate::link::ATOMIC_BYTES;
 use crate::parameters::Parameters;
 use crate::srq::Srq;
@@ -47,6 +48,7 @@ pub struct ConnCfg {
     recv_sge: u32,
     inline_bytes: u32,
     srq: Option<Srq>,
+    pub(crate) dispatcher: Option<Dispatcher>,
     flush_mode: OpMode,
     atomic_write_mode: OpMode,
     /// Set and told in `parameters.rs`.
@@ -66,6 +68,7 @@ impl Default for ConnCfg {
             recv_sge: 1,
             inline_bytes: ATOMIC_BYTES,
             srq: None,
+            dispatcher: None,
             flush_mode: OpMode::Automatic,
             atomic_write_mode: OpMode::Automatic,
             parameters: Parameters::default(),

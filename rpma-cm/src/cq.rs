@@ -33,6 +33,9 @@ pub enum CqError {
     /// one cannot be waited for without taking those of the other.
     #[error("the completion channel is shared by the connection's queues: wait on the connection (Conn::wait), not on one queue")]
     SharedChannel,
+    /// The connection has a [`Dispatcher`](crate::Dispatcher), which waits for it.
+    #[error("the connection's completions are waited for at its dispatcher: Dispatcher::wait")]
+    HasDispatcher,
     /// The connection's queues have a channel each, or the connection has one queue alone.
     #[error("the completion channel is not shared: wait on each queue, or set ConnCfg::shared_channel")]
     NotSharedChannel,
@@ -55,7 +58,7 @@ impl CqError {
         match self {
             // "Any failure of the wait": `rpma_cq_wait(3)`.
             Self::NoCompletion | Self::Drained | Self::Closed | Self::Wait(_) => ErrorCode::NoCompletion,
-            Self::SharedChannel => ErrorCode::SharedChannel,
+            Self::SharedChannel | Self::HasDispatcher => ErrorCode::SharedChannel,
             Self::NotSharedChannel => ErrorCode::NotSharedChannel,
             // More completions than were asked for.
             Self::Provider(e) if e.kind() == io::ErrorKind::InvalidData => ErrorCode::Unknown,
@@ -232,6 +235,7 @@ impl CompletionQueue {
 
     pub(crate) fn has_channel_to_itself(&self) -> Result<(), CqError> {
         match &self.owner {
+            Owner::Conn(link, _) if link.member.is_some() => Err(CqError::HasDispatcher),
             Owner::Conn(link, _) if link.shares_channel => Err(CqError::SharedChannel),
             Owner::Conn(..) | Owner::Srq(_) => Ok(()),
         }
@@ -302,7 +306,11 @@ pub(crate) fn arm_all(link: &Link) -> Result<Fired, CqError> {
 }
 
 pub(crate) fn shares_channel(link: &Link) -> Result<(), CqError> {
-    if link.shares_channel { Ok(()) } else { Err(CqError::NotSharedChannel) }
+    match link.member {
+        Some(_) => Err(CqError::HasDispatcher),
+        None if link.shares_channel => Ok(()),
+        None => Err(CqError::NotSharedChannel),
+    }
 }
 
 impl Link {

@@ -15,6 +15,7 @@ use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, EventChannel, IdOption, Qp
 use crate::build::{self, BuildError};
 use crate::conn_cfg::{ConnCfg, OpMode};
 use crate::cq::recv_number;
+use crate::dispatcher::Member;
 use crate::event::{ConnEvent, EventError, Queued, ends_the_connection};
 use crate::ledger::Ledger;
 use crate::parameters::Parameters;
@@ -55,6 +56,8 @@ pub(crate) enum Receives {
 /// The order of fields is the order of dropping: the queue pair before what it uses.
 #[derive(Debug)]
 pub(crate) struct Link {
+    /// Its place at the dispatcher, if it has one. Given up before the queues go.
+    pub(crate) member: Option<Member>,
     pub(crate) qp: Qp,
     /// Dropped behind the queue pair, which may complete something until then.
     shared_leftovers: Option<SharedLeftovers>,
@@ -132,7 +135,13 @@ impl Link {
         };
         let queued = Flag::new().map_err(BuildError::Descriptors)?;
         let readable = any_of(&[channel.as_fd(), queued.as_fd()]).map_err(BuildError::Descriptors)?;
-        Ok(Arc::new(Self {
+        let member = cfg.dispatcher.as_ref().map(|dispatcher| {
+            let queues = [Some(&main), receive.as_ref()].into_iter().flatten().map(|queue| queue.cq.address());
+            dispatcher.admit(queues, &channel)
+        });
+        let member = member.transpose().map_err(BuildError::Descriptors)?;
+        let link = Arc::new(Self {
+            member,
             flush: NativeChoice { mode: cfg.get_flush_mode(), available: qp.has_flush() },
             atomic_write: NativeChoice { mode: cfg.get_atomic_write_mode(), available: qp.has_atomic_write() },
             flush_told: AtomicBool::new(false),
@@ -165,7 +174,11 @@ impl Link {
             closed: AtomicBool::new(false),
             channel,
             peer: peer.clone(),
-        }))
+        });
+        if let Some(member) = &link.member {
+            member.present(&link);
+        }
+        Ok(link)
     }
 
     /// Reads what the connection manager has for us, acts on it, and keeps it for [`next_event`](Self::next_event).
@@ -234,6 +247,9 @@ impl Link {
     fn wake_waiters(&self) {
         for queue in [Some(&self.main), self.receive.as_ref()].into_iter().flatten() {
             queue.waiters.wake();
+        }
+        if let Some(member) = &self.member {
+            member.is_due();
         }
     }
 

@@ -25,7 +25,7 @@ pub(crate) enum Retired {
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) cq: Arc<Cq>,
-    pub(crate) waiters: Waiters,
+    pub(crate) waiters: Arc<Waiters>,
     /// Completions that were set aside, the oldest first. Under this lock, one thread at a time goes from the provider's queue to the
     /// ledger, which retires in order.
     aside: Mutex<VecDeque<Completion>>,
@@ -36,7 +36,7 @@ impl Queue {
     ///
     /// If the process has no descriptor left.
     pub(crate) fn new(cq: Arc<Cq>) -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self { cq, waiters: Waiters::new()?, aside: Mutex::default() }))
+        Ok(Arc::new(Self { cq, waiters: Arc::new(Waiters::new()?), aside: Mutex::default() }))
     }
 
     /// Takes as many completions as there are and `room` has room for, and says how many went to `take`.

@@ -159,6 +159,8 @@
 //! # }
 //! ```
 //!
+//! A [`Dispatcher`] waits for all completions of many connections, sends and receives, which are on one completion channel then.
+//!
 //! [`Listener`] is an [`Endpoint`] whose requests come with their queues made, for those who know `rdma_get_request(3)`.
 //!
 //! Apart from that, [`ConnCfg::rcq_size`] gives a connection a completion queue for its receives alone ([`Conn::rcq`]), so that one thread

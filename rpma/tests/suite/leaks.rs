@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use rpma::prelude::*;
 use rpma::sys::testing::{CountingProvider, Counts, Kind};
-use rpma::{EstablishError, MAX_REJECT_BYTES};
+use rpma::{Dispatcher, EstablishError, MAX_REJECT_BYTES};
 
 use super::executor::{Async, Resolution, block_on, polled_once};
 use crate::support::{LIMIT, addr, alone, cfg, is_soft, listen, peer_over, provider, request};
@@ -135,6 +135,32 @@ fn two_hundred_futures_of_each_kind_that_were_dropped_leave_nothing() {
             assert!(polled_once(pending.established()).is_pending());
             let incoming = block_on(endpoint.next_request()).unwrap();
             drop((pending, completions, incoming));
+        });
+    });
+}
+
+#[test]
+fn two_hundred_connections_at_one_dispatcher_leave_nothing_there_and_one_dispatcher_each_neither() {
+    alone(|| {
+        let (counting, peer) = counted();
+        let (endpoint, _) = listen(&peer);
+        let stays = Dispatcher::new(&peer).unwrap();
+        leaves_nothing(200, &counting, || {
+            let goes = Dispatcher::new(&peer).unwrap();
+            for dispatcher in [&stays, &goes] {
+                let (pending, incoming) = request(&peer, &endpoint, &[]);
+                let server = incoming.prepare(&cfg().dispatcher(dispatcher)).unwrap();
+                server.recv(LocalSlice::null(), 1).unwrap();
+                let server = server.connect(&[]).unwrap();
+                let client = pending.established(LIMIT).unwrap();
+                let server = server.established(LIMIT).unwrap();
+                client.send(LocalSlice::null(), Signal::Always, 2).unwrap();
+                dispatcher.wait(LIMIT).unwrap().found.unwrap().1.result().unwrap();
+                // One with a completion that nobody has taken, too.
+                client.write(RemoteSlice::NULL, LocalSlice::null(), Signal::Always, 3).unwrap();
+                server.write(RemoteSlice::NULL, LocalSlice::null(), Signal::Always, 3).unwrap();
+                drop((client, server));
+            }
         });
     });
 }

@@ -13,6 +13,7 @@ mod batch;
 mod connect;
 mod death;
 mod device_events;
+mod dispatcher;
 mod events;
 mod executor;
 mod failures;

@@ -1,0 +1,441 @@
+//! One completion channel for the queues of many connections.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, ready};
+
+use futures_core::Stream;
+use rpma_mr::sys::ProcessMark;
+use rpma_mr::sys::owned::{CompChannel, EventChannel};
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+
+use crate::async_cq::Task;
+use crate::asynchronous::{Async, Waitable, Watched};
+use crate::completion::Completion;
+use crate::conn_cfg::ConnCfg;
+use crate::cq::{CqError, CqRole, look_in_any};
+use crate::link::{Link, lock};
+use crate::peer::Peer;
+use crate::readiness::Readiness;
+use crate::wait::{Wait, any_of, until_readable};
+use crate::waiters::Waiters;
+
+/// Waits for the completions of many connections at once, whose queues are on one completion channel.
+///
+/// A connection made with [`ConnCfg::dispatcher`] is waited for here, and cannot be waited for alone
+/// ([`CqError::HasDispatcher`]); polling its queues and waiting for its events is as ever. The connections take turns, so that none waits
+/// behind a busy one. Several threads and tasks ([`Async`]) may wait; each completion goes to one of them.
+///
+/// Watches the connections too: when a peer dies, everything posted to its connection completes with an error.
+///
+/// A shared receive queue with a completion queue of its own is waited for there: [`Srq::rcq`](crate::Srq::rcq).
+///
+/// Cloning is cheap and gives another handle on the same dispatcher. Its connections need none; they may be dropped in any order.
+///
+/// ```no_run
+/// # use rpma_cm::{ConnCfg, CqError, Dispatcher, Endpoint, Peer, Wait};
+/// # use std::collections::HashMap;
+/// # fn f(peer: &Peer, endpoint: &Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+/// let dispatcher = Dispatcher::new(peer)?;
+/// let cfg = ConnCfg::new().dispatcher(&dispatcher);
+/// let mut conns = HashMap::new();
+/// for _ in 0..100 {
+///     let conn = endpoint.next_conn_req(&cfg, Wait::Forever)?.connect(&[])?.established(Wait::Forever)?;
+///     conns.insert(conn.qp_num(), conn);
+/// }
+/// while !conns.is_empty() {
+///     let dispatched = dispatcher.wait(Wait::Forever)?;
+///     match dispatched.found {
+///         Ok((role, completion)) => println!("{role:?}: {completion:?} of {:?}", conns[&dispatched.qp_num].peer_addr()),
+///         Err(CqError::Drained) => drop(conns.remove(&dispatched.qp_num)),
+///         Err(e) => return Err(e.into()),
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Dispatcher(Arc<Inner>);
+
+struct Inner {
+    channel: Arc<CompChannel>,
+    /// Readable while the channel or a connection has an event: an `epoll(7)` instance, with the numbers of connections.
+    events: OwnedFd,
+    members: Mutex<Members>,
+    waiters: Arc<Waiters>,
+    closed: AtomicBool,
+}
+
+/// The number that the completion channel has in `events`, where connections have theirs.
+const CHANNEL: u64 = 0;
+
+/// Its connections.
+#[derive(Default)]
+struct Members {
+    last: u64,
+    by_number: BTreeMap<u64, Entry>,
+    by_queue: HashMap<usize, u64>,
+    /// Those that there may be something of, each once. All others are armed.
+    due: VecDeque<u64>,
+    /// How often somebody looked.
+    looks: u32,
+}
+
+struct Entry {
+    link: Weak<Link>,
+    is_due: bool,
+    /// That it is drained was told.
+    end_told: bool,
+}
+
+impl Members {
+    fn set_due(&mut self, number: u64) {
+        if let Some(entry) = self.by_number.get_mut(&number)
+            && !entry.is_due
+        {
+            entry.is_due = true;
+            self.due.push_back(number);
+        }
+    }
+
+    /// Whether it is time to take events although something is due: those that are armed would wait behind the busy ones.
+    fn is_stale(&mut self) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        self.looks.is_multiple_of(32)
+    }
+
+    fn next_due(&mut self) -> Option<(u64, Arc<Link>)> {
+        while let Some(number) = self.due.pop_front() {
+            if let Some(entry) = self.by_number.get_mut(&number) {
+                entry.is_due = false;
+                if let Some(link) = entry.link.upgrade() {
+                    return Some((number, link));
+                }
+            }
+        }
+        None
+    }
+
+    fn link(&self, number: u64) -> Option<Arc<Link>> {
+        self.by_number.get(&number)?.link.upgrade()
+    }
+
+    /// Whether the end of a connection is told for the first time.
+    fn tells_end(&mut self, number: u64) -> bool {
+        self.by_number.get_mut(&number).is_some_and(|entry| !std::mem::replace(&mut entry.end_told, true))
+    }
+}
+
+/// What a dispatcher found.
+#[derive(Debug)]
+pub struct Dispatched {
+    /// The number of the queue pair: at which connection.
+    pub qp_num: u32,
+    /// A completion, and in which queue it was. Or why that connection has none: [`CqError::Drained`], once, when it has ended and nothing
+    /// is outstanding; the provider's refusals, again and again until the connection is dropped.
+    pub found: Result<(CqRole, Completion), CqError>,
+}
+
+impl Dispatcher {
+    /// Makes a dispatcher for connections on the device of `peer`.
+    ///
+    /// # Errors
+    ///
+    /// If the process has no descriptor left.
+    pub fn new(peer: &Peer) -> io::Result<Self> {
+        let channel = CompChannel::create(peer.device().context())?;
+        Ok(Self(Arc::new(Inner {
+            // It gets the first number.
+            events: any_of(&[channel.as_fd()])?,
+            channel,
+            members: Mutex::default(),
+            waiters: Arc::new(Waiters::new()?),
+            closed: AtomicBool::new(false),
+        })))
+    }
+
+    /// Waits for a completion of any of its connections, and takes it.
+    ///
+    /// # Errors
+    ///
+    /// [`CqError::NoCompletion`] when the time is over, [`CqError::Closed`] when it is closed, [`CqError::Wait`]. What is wrong with one
+    /// connection is in [`Dispatched::found`].
+    pub fn wait(&self, wait: impl Into<Wait>) -> Result<Dispatched, CqError> {
+        let (wait, waiters) = (wait.into(), &self.0.waiters);
+        loop {
+            let seen = waiters.seen();
+            if let Some(found) = self.look(NO_TASK)? {
+                return Ok(found);
+            }
+            if wait.is_over() {
+                self.refresh(NO_TASK)?;
+                return self.look(NO_TASK)?.ok_or(CqError::NoCompletion);
+            }
+            let Some(_lead) = waiters.lead_or_follow(seen, wait) else { continue };
+            // At the end of the time it looks once more.
+            until_readable(&[self.0.events.as_fd(), waiters.wake.as_fd()], wait).map_err(CqError::Wait)?;
+            waiters.wake.clear();
+            self.take_events().map_err(CqError::Wait)?;
+        }
+    }
+
+    /// Wakes everybody who waits, now and from now on. Its connections go on.
+    pub fn close(&self) {
+        self.0.closed.store(true, Ordering::SeqCst);
+        self.0.waiters.wake();
+    }
+
+    pub(crate) fn channel(&self) -> &Arc<CompChannel> {
+        &self.0.channel
+    }
+
+    /// A place for a connection with these queues, which are on the channel, and these events.
+    pub(crate) fn admit(&self, queues: impl Iterator<Item = usize>, events: &Arc<EventChannel>) -> io::Result<Member> {
+        let mut members = lock(&self.0.members);
+        let number = members.last + 1;
+        epoll::add(&self.0.events, events, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?;
+        members.last = number;
+        members.by_number.insert(number, Entry { link: Weak::new(), is_due: false, end_told: false });
+        let queues: Vec<_> = queues.collect();
+        members.by_queue.extend(queues.iter().map(|queue| (*queue, number)));
+        drop(members);
+        Ok(Member { dispatcher: self.clone(), number, queues, events: Arc::clone(events), mark: ProcessMark::current() })
+    }
+
+    /// Something of a connection that is due.
+    fn look(&self, task: u64) -> Result<Option<Dispatched>, CqError> {
+        loop {
+            if self.0.closed.load(Ordering::SeqCst) {
+                return Err(CqError::Closed);
+            }
+            let stale = lock(&self.0.members).is_stale();
+            if stale {
+                self.refresh(task)?;
+            }
+            // On its own: the last handle on a connection may be this one, and its end takes the lock.
+            let due = lock(&self.0.members).next_due();
+            let Some((number, link)) = due else { return Ok(None) };
+            let found = match look_at(&link) {
+                Ok(None) | Err(CqError::Closed) => continue,
+                Err(CqError::Drained) => {
+                    if !lock(&self.0.members).tells_end(number) {
+                        continue;
+                    }
+                    Err(CqError::Drained)
+                }
+                Ok(Some(found)) => {
+                    self.set_due(number, task);
+                    Ok(found)
+                }
+                Err(e) => {
+                    self.set_due(number, task);
+                    Err(e)
+                }
+            };
+            return Ok(Some(Dispatched { qp_num: link.qp.number(), found }));
+        }
+    }
+
+    /// There may be more of it, for whoever looks next.
+    fn set_due(&self, number: u64, task: u64) {
+        lock(&self.0.members).set_due(number);
+        self.0.waiters.wake_others(task);
+    }
+
+    /// Takes the events that are there, and wakes who waited for them.
+    fn refresh(&self, task: u64) -> Result<(), CqError> {
+        let taken = self.take_events();
+        self.0.waiters.wake_others(task);
+        taken.map_err(CqError::Wait)
+    }
+
+    /// Takes the events that are there: of queues, which are due then, and of connections.
+    fn take_events(&self) -> io::Result<()> {
+        const AT_ONCE: usize = 64;
+        let mut ready: Vec<epoll::Event> = Vec::with_capacity(AT_ONCE);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        epoll::wait(&self.0.events, spare_capacity(&mut ready), Some(&now))?;
+        let mut result = Ok(());
+        for event in ready {
+            let number = event.data.u64();
+            if number == CHANNEL {
+                let fired = self.0.channel.take_fired()?;
+                let mut members = lock(&self.0.members);
+                for queue in fired {
+                    if let Some(&number) = members.by_queue.get(&queue) {
+                        members.set_due(number);
+                    }
+                }
+                continue;
+            }
+            let link = lock(&self.0.members).link(number);
+            // If it was the end, it makes itself due.
+            if let Some(link) = link
+                && let Err(e) = link.pump()
+            {
+                result = Err(e);
+            }
+        }
+        result
+    }
+}
+
+/// A thread, which is no task.
+const NO_TASK: u64 = 0;
+
+/// Looks for something in the queues of a connection, and arms them if there is nothing.
+fn look_at(link: &Arc<Link>) -> Result<Option<(CqRole, Completion)>, CqError> {
+    match look_in_any(link) {
+        // A completion from before the arming raises no event: look once more after it.
+        Ok(None) | Err(CqError::Drained | CqError::Closed) => {
+            for queue in [Some(&link.main), link.receive.as_ref()].into_iter().flatten() {
+                queue.cq.request_notify().map_err(CqError::Provider)?;
+            }
+            look_in_any(link)
+        }
+        found => found,
+    }
+}
+
+/// The place of a connection at its dispatcher, until it is dropped.
+pub(crate) struct Member {
+    dispatcher: Dispatcher,
+    number: u64,
+    queues: Vec<usize>,
+    events: Arc<EventChannel>,
+    mark: ProcessMark,
+}
+
+impl Member {
+    /// The connection takes its place; it is looked at for the first time, and armed by that.
+    pub(crate) fn present(&self, link: &Arc<Link>) {
+        if let Some(entry) = lock(&self.dispatcher.0.members).by_number.get_mut(&self.number) {
+            entry.link = Arc::downgrade(link);
+        }
+        self.is_due();
+    }
+
+    /// There may be something to tell of the connection.
+    pub(crate) fn is_due(&self) {
+        lock(&self.dispatcher.0.members).set_due(self.number);
+        self.dispatcher.0.waiters.wake();
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // In a forked child, the lock may be held for ever by a thread that only the parent has, and the epoll instance is the parent's.
+        if !self.mark.is_current() {
+            return;
+        }
+        if let Err(e) = epoll::delete(&self.dispatcher.0.events, &self.events) {
+            log::warn!("a connection's events cannot be taken off its dispatcher: {e}");
+        }
+        let mut members = lock(&self.dispatcher.0.members);
+        members.by_number.remove(&self.number);
+        for queue in &self.queues {
+            members.by_queue.remove(queue);
+        }
+    }
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Member").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl ConnCfg {
+    /// The dispatcher that waits for the completions of the connection. It is on the connection's device. Both completion queues are on
+    /// its channel then, whatever [`shared_channel`](Self::shared_channel) says.
+    ///
+    /// These parameters hold the dispatcher, and so do the connections made with them.
+    #[must_use]
+    pub fn dispatcher(mut self, dispatcher: &Dispatcher) -> Self {
+        self.dispatcher = Some(dispatcher.clone());
+        self
+    }
+
+    /// What was set.
+    #[must_use]
+    pub fn get_dispatcher(&self) -> Option<&Dispatcher> {
+        self.dispatcher.as_ref()
+    }
+}
+
+impl AsFd for Dispatcher {
+    /// Readable while there is an event of a connection or of its queues: then [`wait`](Self::wait) with [`Wait::Now`] until there is
+    /// nothing, and before the first time too.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.events.as_fd()
+    }
+}
+
+impl PartialEq for Dispatcher {
+    /// Whether both are handles on the same dispatcher.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Dispatcher {}
+
+impl fmt::Debug for Dispatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let connections = lock(&self.0.members).by_number.len();
+        f.debug_struct("Dispatcher").field("connections", &connections).finish_non_exhaustive()
+    }
+}
+
+impl Waitable for Dispatcher {
+    fn watched(&self) -> io::Result<Watched> {
+        Ok(Watched { fd: self.0.events.try_clone()?, waiters: Some(Arc::clone(&self.0.waiters)) })
+    }
+}
+
+/// As a [`Stream`] it gives what it finds, and ends when it is closed.
+impl<R: Readiness> Async<Dispatcher, R> {
+    /// The next completion of any of its connections: [`Dispatcher::wait`].
+    ///
+    /// Dropping the future loses no completion.
+    ///
+    /// # Errors
+    ///
+    /// As [`Dispatcher::wait`], without the end of the time.
+    pub async fn wait(&mut self) -> Result<Dispatched, CqError> {
+        poll_fn(|context| self.poll_dispatched(context)).await
+    }
+
+    fn poll_dispatched(&mut self, context: &mut Context<'_>) -> Poll<Result<Dispatched, CqError>> {
+        self.in_turn(context, |Self { of, readiness, task, .. }, context| {
+            loop {
+                // First: another one may make something due, or take the event of it.
+                task.iter().for_each(|task| task.enter(context.waker()));
+                let number = task.as_ref().map_or(NO_TASK, Task::number);
+                if let Some(found) = of.look(number)? {
+                    return Poll::Ready(Ok(found));
+                }
+                ready!(readiness.poll_readable(context)).map_err(CqError::Wait)?;
+                of.refresh(number)?;
+            }
+        })
+    }
+}
+
+impl<R: Readiness> Stream for Async<Dispatcher, R> {
+    type Item = Result<Dispatched, CqError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(match ready!(self.poll_dispatched(context)) {
+            Err(CqError::Closed) => None,
+            next => Some(next),
+        })
+    }
+}
