@@ -149,8 +149,8 @@ impl Endpoint {
     }
 
     /// As [`listen`](Self::listen), with room for `backlog` requests that nobody has taken yet; 0 is the provider's default, as many as the
-    /// system allows on Linux. One that finds no room is not answered by the kernel, and its peer's connection manager asks again some times;
-    /// the software provider rejects it.
+    /// system allows on Linux. One that finds no room is not answered until there is some: the peer's connection manager asks again from time to
+    /// time, and with the software provider it waits.
     ///
     /// ```no_run
     /// # fn f(peer: &rpma_cm::Peer) -> Result<(), rpma_cm::ListenError> {

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rpma_sys::ProviderRef;
 use rpma_sys::bindings::*;
@@ -144,19 +145,22 @@ impl Mr {
     /// Writes bytes there.
     pub(crate) fn fill(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.pages.len);
-        let to = self.pages.at.wrapping_add(offset);
-        // SAFETY: inside of the mapping (asserted), and the device has no work with this place now.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        for (at, &byte) in (offset..).zip(bytes) {
+            self.byte(at).store(byte, Ordering::Relaxed);
+        }
+    }
+
+    /// A byte of its pages. Other threads of this process play the device.
+    fn byte(&self, at: usize) -> &AtomicU8 {
+        assert!(at < self.pages.len);
+        // SAFETY: inside of the mapping (asserted), which outlives this borrow, and only ever accessed atomically or by system calls.
+        unsafe { AtomicU8::from_ptr(self.pages.at.wrapping_add(at)) }
     }
 
     /// Reads bytes there.
     pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= self.pages.len);
-        let from = self.pages.at.wrapping_add(offset);
-        let mut bytes = vec![0; len];
-        // SAFETY: inside of the mapping (asserted), and the device has no work with this place now.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len) };
-        bytes
+        (offset..offset + len).map(|at| self.byte(at).load(Ordering::Relaxed)).collect()
     }
 }
 
