@@ -286,7 +286,6 @@ impl Machine {
             State::Accepted => self.refused(silent(reason::CONSUMER_DEFINED)),
             // The program is told of the answer first, and of the end when it has seen it.
             State::Answered => {
-                self.state = State::EndRequested;
                 self.event(Kind::Disconnected, 0, Voice::None);
                 self.time_wait(now);
             }
