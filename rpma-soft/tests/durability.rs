@@ -2,21 +2,20 @@
 #![expect(unsafe_code, reason = "maps files and registers them, as the crates above do")]
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod support;
+
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use rpma_soft::Soft;
 use rpma_sys::bindings::*;
-use rpma_sys::owned::{
-    CmEvent, CmEventKind, CmId, ConnParam, Context, Cq, EventChannel, Mr, Pd, Qp, QpCap, QpRequest, SendOptions,
-};
+use rpma_sys::owned::{CmEventKind, CmId, ConnParam, Context, Cq, EventChannel, Mr, Pd, Qp, QpCap, QpRequest, SendOptions};
+use support::{LIMIT, completions, event};
 use tempfile::NamedTempFile;
 
-const LIMIT: Duration = Duration::from_secs(20);
 const PERSISTENT: u8 = 2;
 const FLUSHED: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_FLUSH_PERSISTENT;
 
@@ -41,17 +40,6 @@ struct End {
     qp: Qp,
     cq: Arc<Cq>,
     pd: Arc<Pd>,
-}
-
-fn event(channel: &Arc<EventChannel>) -> CmEvent {
-    let start = Instant::now();
-    loop {
-        if let Some(event) = channel.get_event().unwrap() {
-            return event;
-        }
-        assert!(start.elapsed() < LIMIT, "no event");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn prepare(context: &Arc<Context>, id: CmId, channel: Arc<EventChannel>) -> End {
@@ -99,13 +87,7 @@ fn register(pd: &Arc<Pd>, addr: NonNull<u8>, len: usize, access: u32) -> std::io
 fn flush(client: &End, addr: NonNull<u8>, mr: &Mr, len: usize) -> u32 {
     let options = SendOptions { wr_id: 1, signaled: true, fence: false };
     client.qp.post_flush(addr.addr().get() as u64, mr.rkey(), len, false, PERSISTENT, options).unwrap();
-    let start = Instant::now();
-    let mut wc = [ibv_wc::default()];
-    while client.cq.poll(&mut wc).unwrap() == 0 {
-        assert!(start.elapsed() < LIMIT, "no completion");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    wc[0].status
+    completions(&client.cq, 1)[0].1
 }
 
 #[test]
@@ -156,10 +138,5 @@ fn atomic_write_to_a_file_that_was_truncated_fails_and_kills_nobody() {
     file.as_file().set_len(0).unwrap();
     let options = SendOptions { wr_id: 3, signaled: true, fence: false };
     client.qp.post_atomic_write(addr.addr().get() as u64, mr.rkey(), [1; 8], options).unwrap();
-    let start = Instant::now();
-    let mut wc = [ibv_wc::default()];
-    while client.cq.poll(&mut wc).unwrap() == 0 {
-        assert!(start.elapsed() < LIMIT, "no completion");
-    }
-    assert_eq!(wc[0].status, IBV_WC_REM_OP_ERR);
+    assert_eq!(completions(&client.cq, 1), [(3, IBV_WC_REM_OP_ERR)]);
 }
