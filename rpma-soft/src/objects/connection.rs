@@ -220,10 +220,16 @@ impl Connection {
     /// Tells of a request that came in here.
     pub(super) fn tell_request(&self, child: Arc<Self>, event: Event) {
         let Some(of) = self.me.upgrade() else { return };
-        match &*lock(&self.channel) {
-            Some(channel) => channel.push(Waiting { of, child: Some(child), event }),
-            // The listener is gone meanwhile, and nobody else will tell the client.
-            None => child.destroy(),
+        let left = match &*lock(&self.channel) {
+            Some(channel) => {
+                channel.push(Waiting { of, child: Some(child), event });
+                None
+            }
+            None => Some(child),
+        };
+        // The listener is gone meanwhile, and nobody else will tell the client. Without the lock: the child's state comes before it.
+        if let Some(child) = left {
+            child.destroy();
         }
     }
 
