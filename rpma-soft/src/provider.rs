@@ -38,6 +38,11 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls,
 /// from here: the socket, the event channel's and the completion channel's. TCP's buffers in the kernel come to that. A thousand
 /// connections take no thread more than one does.
 ///
+/// A listener holds one descriptor, and one for each who connected to it and is no connection of the program's yet: at most 256 who have not
+/// said what they want (5 s each, and the oldest goes after 0.5 s if others wait), 256 requests beyond the backlog, and the backlog (of
+/// `rdma_listen(3)`, 1024 at most and by default), 1536 in all. Whoever lets strangers connect keeps `ulimit -n` above that for each listener.
+/// Out of descriptors, a listener leaves them in the kernel's queue and tries again every 100 ms.
+///
 /// # Durability
 ///
 /// A persistent flush is carried out by the responder: `msync(2)` for a mapped file, cache write-back and a fence for device DAX. What
