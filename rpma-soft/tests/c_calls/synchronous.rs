@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rpma_soft::{Soft, SoftConfig};
 use rpma_sys::ProviderRef;
@@ -118,6 +118,19 @@ fn host_that_says_nothing_is_etimedout() {
     let client = client(&provider, silent.local_addr().unwrap());
     assert_eq!(client.connect(), Err(libc::ETIMEDOUT));
     assert_eq!(client.kind(), Some(RDMA_CM_EVENT_UNREACHABLE));
+}
+
+#[test]
+fn host_that_says_nothing_is_given_up_after_the_5_seconds_of_the_default() {
+    let after = SoftConfig::default().unreachable_after;
+    assert_eq!(after, Duration::from_secs(5));
+    let provider = Soft::open().unwrap();
+    let silent = TcpListener::bind(any_port()).unwrap();
+    let client = client(&provider, silent.local_addr().unwrap());
+    let start = Instant::now();
+    assert_eq!(client.connect(), Err(libc::ETIMEDOUT));
+    let time = start.elapsed();
+    assert!(time >= after && time < after + Duration::from_secs(10), "{time:?}");
 }
 
 #[test]
