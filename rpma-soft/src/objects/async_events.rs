@@ -1,19 +1,17 @@
 //! Asynchronous events: the queue behind the device's descriptor for them, and what they are about.
 #![forbid(unsafe_code)]
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 
 use rpma_sys::bindings::{
     IBV_EVENT_COMM_EST, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR,
     ibv_event_type,
 };
 
-use super::tokens::Tokens;
-use crate::driver::{lock, wait_while};
+use super::untaken::{Acks, Untaken};
 use crate::rc::QpEvent;
 
 /// What events are about: a queue pair, a completion queue or a shared receive queue. It is not freed while the program has an event of
@@ -22,21 +20,13 @@ use crate::rc::QpEvent;
 pub(crate) struct Subject {
     /// Where the program's structure is.
     pub(super) handle: AtomicUsize,
-    counts: Mutex<Counts>,
-    all_acked: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    told: u64,
-    acked: u64,
+    acks: Acks,
 }
 
 impl Subject {
     /// The program acknowledges an event.
     pub(super) fn ack(&self) {
-        lock(&self.counts).acked += 1;
-        self.all_acked.notify_all();
+        self.acks.ack(1);
     }
 
     /// Where the program's structure is, as a number.
@@ -50,55 +40,35 @@ impl Subject {
 /// An event that waits already is not added again, so that there are no more of them than objects times kinds.
 #[derive(Debug)]
 pub(crate) struct AsyncEvents {
-    tokens: Tokens,
-    queue: Mutex<VecDeque<(ibv_event_type, Arc<Subject>)>>,
+    untaken: Untaken<(ibv_event_type, Arc<Subject>)>,
 }
 
 impl AsyncEvents {
     /// None yet.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { tokens: Tokens::new()?, queue: Mutex::default() })
+        Ok(Self { untaken: Untaken::new()? })
     }
 
     /// Their descriptor.
     pub(crate) fn fd(&self) -> RawFd {
-        self.tokens.raw()
+        self.untaken.fd()
     }
 
     /// Adds an event.
     pub(crate) fn tell(&self, kind: ibv_event_type, about: &Arc<Subject>) {
-        let mut queue = lock(&self.queue);
-        if queue.iter().any(|(waiting, of)| *waiting == kind && Arc::ptr_eq(of, about)) {
-            return;
-        }
-        queue.push_back((kind, Arc::clone(about)));
-        self.tokens.put();
+        self.untaken.push_unless((kind, Arc::clone(about)), |(waiting, of)| *waiting == kind && Arc::ptr_eq(of, about));
     }
 
     /// Takes the oldest event, and waits for one unless the descriptor is non-blocking. It counts as told to the program.
     pub(super) fn next(&self) -> io::Result<(ibv_event_type, Arc<Subject>)> {
-        loop {
-            self.tokens.take()?;
-            let mut queue = lock(&self.queue);
-            if let Some((kind, about)) = queue.pop_front() {
-                // Under the lock: who removes an object's events, and finds none, knows that this one was counted.
-                lock(&about.counts).told += 1;
-                return Ok((kind, about));
-            }
-        }
+        self.untaken.next(|(_, about)| &about.acks)
     }
 
     /// What they are about is destroyed, and no more are added: removes the events that the program did not take, and waits until it has
     /// acknowledged those that it took.
     pub(super) fn end(&self, about: &Arc<Subject>) {
-        let mut queue = lock(&self.queue);
-        let before = queue.len();
-        queue.retain(|(_, of)| !Arc::ptr_eq(of, about));
-        for _ in queue.len()..before {
-            self.tokens.take_back();
-        }
-        drop(queue);
-        drop(wait_while(&about.all_acked, lock(&about.counts), |counts| counts.told != counts.acked));
+        self.untaken.remove(|(_, of)| Arc::ptr_eq(of, about));
+        about.acks.wait();
     }
 }
 
@@ -123,8 +93,8 @@ mod tests {
 
     fn nonblocking() -> AsyncEvents {
         let events = AsyncEvents::new().unwrap();
-        let flags = rustix::fs::fcntl_getfl(&events.tokens).unwrap();
-        rustix::fs::fcntl_setfl(&events.tokens, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+        let flags = rustix::fs::fcntl_getfl(&events.untaken).unwrap();
+        rustix::fs::fcntl_setfl(&events.untaken, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
         events
     }
 

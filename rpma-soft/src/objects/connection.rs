@@ -4,7 +4,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use rpma_sys::bindings::{
@@ -22,9 +22,10 @@ use super::memory::DeviceMemory;
 use super::mr::DefaultPd;
 use super::options::Options;
 use super::qp_state::Agreed;
+use super::untaken::Acks;
 use crate::cm::{Event, Kind, Limits, Machine, StreamEnd};
 use crate::config::LONGEST;
-use crate::driver::{Driver, Moved, Socket, Source, Stream, Token, lock, wait_while};
+use crate::driver::{Driver, Moved, Socket, Source, Stream, Token, lock};
 use crate::rc::{RcQp, RequesterConfig, ResponderConfig};
 use crate::wire::{Accept, ConnectRequest, PrivateData, Reject, RnrTimer};
 
@@ -37,8 +38,7 @@ pub(crate) struct Connection {
     pub(super) me: Weak<Self>,
     /// `None` once it is destroyed: the program closes the channel, and its descriptor with it.
     channel: Mutex<Option<Arc<EventChannel>>>,
-    events: Mutex<Counts>,
-    all_acked: Condvar,
+    pub(super) events: Acks,
     /// The program hears of it: from the start if it made it, else when it has accepted. As in the kernel (`ucma_event_handler`), a
     /// request whose client goes away has no event, and accepting it fails.
     told_of: AtomicBool,
@@ -50,12 +50,6 @@ pub(crate) struct Connection {
     default_pd: OnceLock<Arc<DefaultPd>>,
     /// Threads that wait for the state. Whoever only polls lets them go first: a loop that polls would lock them out.
     waiting: AtomicUsize,
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    told: u64,
-    acked: u64,
 }
 
 /// What changes.
@@ -147,8 +141,7 @@ impl Connection {
                 token,
                 me: Weak::clone(me),
                 channel: Mutex::new(Some(channel)),
-                events: Mutex::default(),
-                all_acked: Condvar::new(),
+                events: Acks::default(),
                 told_of: AtomicBool::new(stream.is_none()),
                 handle: AtomicUsize::new(0),
                 gone: AtomicBool::new(false),
@@ -233,18 +226,9 @@ impl Connection {
         }
     }
 
-    pub(super) fn event_told(&self) {
-        lock(&self.events).told += 1;
-    }
-
     /// The program acknowledges an event.
     pub(crate) fn event_acked(&self) {
-        lock(&self.events).acked += 1;
-        self.all_acked.notify_all();
-    }
-
-    fn wait_for_acks(&self) {
-        drop(wait_while(&self.all_acked, lock(&self.events), |counts| counts.told != counts.acked));
+        self.events.ack(1);
     }
 
     /// Moves it, with the events that the program has not taken, to another channel: `rdma_migrate_id(3)`.
@@ -255,7 +239,7 @@ impl Connection {
         }
         *channel = Some(to);
         drop(channel);
-        self.wait_for_acks();
+        self.events.wait();
     }
 
     // ---- the connection manager's calls ----
@@ -436,7 +420,7 @@ impl Connection {
             request.destroy();
         }
         self.driver.leave(self.token);
-        self.wait_for_acks();
+        self.events.wait();
     }
 
     // ---- the queue pair ----

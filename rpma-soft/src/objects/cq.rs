@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use rpma_sys::bindings::IBV_EVENT_CQ_ERR;
 
 use super::async_events::{AsyncEvents, Subject};
 use super::connection::Connection;
-use super::tokens::Tokens;
-use crate::driver::{lock, wait_while};
+use super::untaken::{Acks, Untaken};
+use crate::driver::lock;
 use crate::rc::Completion;
 
 /// How many connections a poll of an empty queue looks after. With more, the progress thread is better at it.
@@ -22,8 +22,7 @@ const POLLED: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Cq {
     state: Mutex<State>,
-    events: Mutex<Events>,
-    all_acked: Condvar,
+    acks: Acks,
     channel: Option<Arc<CompChannel>>,
     /// A completion was lost: nothing can be relied on any more.
     failed: AtomicBool,
@@ -39,13 +38,6 @@ struct State {
     capacity: usize,
     entries: VecDeque<Entry>,
     armed: Armed,
-}
-
-/// Events that the program took, and those of them that it acknowledged.
-#[derive(Debug, Default)]
-struct Events {
-    told: u32,
-    acked: u32,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -72,8 +64,7 @@ impl Cq {
     pub(crate) fn new(capacity: usize, channel: Option<Arc<CompChannel>>, asynchronous: Arc<AsyncEvents>) -> Self {
         Self {
             state: Mutex::new(State { capacity, ..State::default() }),
-            events: Mutex::default(),
-            all_acked: Condvar::new(),
+            acks: Acks::default(),
             channel,
             failed: AtomicBool::new(false),
             users: Mutex::default(),
@@ -214,9 +205,7 @@ impl Cq {
 
     /// The program acknowledges events.
     pub(crate) fn ack(&self, events: u32) {
-        let mut counts = lock(&self.events);
-        counts.acked = counts.acked.wrapping_add(events);
-        self.all_acked.notify_all();
+        self.acks.ack(events);
     }
 
     /// Takes its events back and waits until the program has acknowledged those that it took: `ibv_destroy_cq(3)`.
@@ -224,7 +213,7 @@ impl Cq {
         if let Some(channel) = &self.channel {
             channel.remove(self);
         }
-        drop(wait_while(&self.all_acked, lock(&self.events), |counts| counts.told != counts.acked));
+        self.acks.wait();
         self.asynchronous.end(&self.subject);
     }
 }
@@ -232,48 +221,31 @@ impl Cq {
 /// A completion channel.
 #[derive(Debug)]
 pub(crate) struct CompChannel {
-    tokens: Tokens,
-    queue: Mutex<VecDeque<Arc<Cq>>>,
+    untaken: Untaken<Arc<Cq>>,
 }
 
 impl CompChannel {
     /// An empty one.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { tokens: Tokens::new()?, queue: Mutex::default() })
+        Ok(Self { untaken: Untaken::new()? })
     }
 
     /// Its descriptor.
     pub(crate) fn fd(&self) -> RawFd {
-        self.tokens.raw()
+        self.untaken.fd()
     }
 
     fn push(&self, cq: Arc<Cq>) {
-        lock(&self.queue).push_back(cq);
-        self.tokens.put();
+        self.untaken.push(cq);
     }
 
     fn remove(&self, cq: &Cq) {
-        let mut queue = lock(&self.queue);
-        let before = queue.len();
-        queue.retain(|waiting| !std::ptr::eq(&raw const **waiting, cq));
-        for _ in queue.len()..before {
-            self.tokens.take_back();
-        }
+        self.untaken.remove(|waiting| std::ptr::eq(&raw const **waiting, cq));
     }
 
     /// Takes the oldest event, and waits for one unless the descriptor is non-blocking. It counts as told to the program.
     pub(crate) fn next(&self) -> io::Result<Arc<Cq>> {
-        loop {
-            self.tokens.take()?;
-            let mut queue = lock(&self.queue);
-            if let Some(cq) = queue.pop_front() {
-                // Under the lock: who takes a queue's events back, and finds none, knows that this one was counted.
-                let mut counts = lock(&cq.events);
-                counts.told = counts.told.wrapping_add(1);
-                drop(counts);
-                return Ok(cq);
-            }
-        }
+        self.untaken.next(|cq| &cq.acks)
     }
 }
 
@@ -302,8 +274,8 @@ mod tests {
 
     fn nonblocking() -> Arc<CompChannel> {
         let channel = CompChannel::new().unwrap();
-        let flags = rustix::fs::fcntl_getfl(&channel.tokens).unwrap();
-        rustix::fs::fcntl_setfl(&channel.tokens, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
+        let flags = rustix::fs::fcntl_getfl(&channel.untaken).unwrap();
+        rustix::fs::fcntl_setfl(&channel.untaken, flags | rustix::fs::OFlags::NONBLOCK).unwrap();
         Arc::new(channel)
     }
 

@@ -4,18 +4,16 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::connection::Connection;
-use super::tokens::Tokens;
+use super::untaken::Untaken;
 use crate::cm::Event;
-use crate::driver::lock;
 
 /// An event channel.
 #[derive(Debug)]
 pub(crate) struct EventChannel {
-    tokens: Tokens,
-    queue: Mutex<VecDeque<Waiting>>,
+    untaken: Untaken<Waiting>,
 }
 
 /// An event that the program has not taken.
@@ -32,49 +30,31 @@ pub(crate) struct Waiting {
 impl EventChannel {
     /// An empty one.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { tokens: Tokens::new()?, queue: Mutex::default() })
+        Ok(Self { untaken: Untaken::new()? })
     }
 
     /// Its descriptor.
     pub(crate) fn fd(&self) -> RawFd {
-        self.tokens.raw()
+        self.untaken.fd()
     }
 
     /// Adds an event.
     pub(crate) fn push(&self, waiting: Waiting) {
-        lock(&self.queue).push_back(waiting);
-        self.tokens.put();
+        self.untaken.push(waiting);
     }
 
     /// Takes the oldest event, and waits for one unless the descriptor is non-blocking. It counts as told to the program.
     pub(crate) fn next(&self) -> io::Result<Waiting> {
-        loop {
-            self.tokens.take()?;
-            let mut queue = lock(&self.queue);
-            if let Some(waiting) = queue.pop_front() {
-                // Under the lock: whoever removes a connection's events and finds none knows that this one was counted.
-                waiting.of.event_told();
-                return Ok(waiting);
-            }
-        }
+        self.untaken.next(|waiting| &waiting.of.events)
     }
 
     /// Removes the events of a connection.
     pub(crate) fn remove(&self, of: &Connection) -> VecDeque<Waiting> {
-        let mut queue = lock(&self.queue);
-        let all = std::mem::take(&mut *queue);
-        let (removed, left): (VecDeque<_>, _) = all.into_iter().partition(|waiting| std::ptr::eq(&raw const *waiting.of, of));
-        *queue = left;
-        drop(queue);
-        for _ in &removed {
-            self.tokens.take_back();
-        }
-        removed
+        self.untaken.remove(|waiting| std::ptr::eq(&raw const *waiting.of, of))
     }
 
     /// How many requests for `listener` wait.
     pub(crate) fn requests(&self, listener: &Connection) -> usize {
-        let is_request = |waiting: &&Waiting| waiting.child.is_some() && std::ptr::eq(&raw const *waiting.of, listener);
-        lock(&self.queue).iter().filter(is_request).count()
+        self.untaken.count(|waiting| waiting.child.is_some() && std::ptr::eq(&raw const *waiting.of, listener))
     }
 }

@@ -36,3 +36,4 @@ pub(crate) mod srq_calls;
 pub(crate) mod synchronous;
 mod tokens;
 pub(crate) mod touch;
+mod untaken;
