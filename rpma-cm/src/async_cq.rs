@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
 use futures_core::Stream;
+use rpma_mr::sys::ProcessMark;
 
 use crate::asynchronous::{Async, Waitable, Watched};
 use crate::completion::Completion;
@@ -25,11 +26,12 @@ use crate::waiters::Waiters;
 pub(crate) struct Task {
     waiters: Arc<Waiters>,
     number: u64,
+    mark: ProcessMark,
 }
 
 impl Task {
     pub(crate) fn new(waiters: Arc<Waiters>) -> Self {
-        Self { number: waiters.new_task(), waiters }
+        Self { number: waiters.new_task(), waiters, mark: ProcessMark::current() }
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -48,7 +50,10 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        self.waiters.leave(self.number);
+        // In a forked child, the lock may be held for ever by a thread that only the parent has.
+        if self.mark.is_current() {
+            self.waiters.leave(self.number);
+        }
     }
 }
 

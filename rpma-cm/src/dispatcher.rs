@@ -165,9 +165,10 @@ impl Dispatcher {
     ///
     /// # Errors
     ///
-    /// [`CqError::NoCompletion`] when the time is over, [`CqError::Closed`] when it is closed, [`CqError::Wait`]. What is wrong with one
-    /// connection is in [`Dispatched::found`].
+    /// [`CqError::NoCompletion`] when the time is over, [`CqError::Closed`] when it is closed, [`CqError::Wait`], and [`CqError::Provider`]
+    /// in a forked child. What is wrong with one connection is in [`Dispatched::found`].
     pub fn wait(&self, wait: impl Into<Wait>) -> Result<Dispatched, CqError> {
+        self.check_process()?;
         let (wait, waiters) = (wait.into(), &self.0.waiters);
         loop {
             let seen = waiters.seen();
@@ -207,6 +208,11 @@ impl Dispatcher {
         members.by_queue.extend(queues.iter().map(|queue| (*queue, number)));
         drop(members);
         Ok(Member { dispatcher: self.clone(), number, queues, events: Arc::clone(events), mark: ProcessMark::current() })
+    }
+
+    /// Before a lock is taken, which another thread of the parent may have held.
+    fn check_process(&self) -> Result<(), CqError> {
+        self.0.channel.check_process().map_err(CqError::Provider)
     }
 
     /// Something of a connection that is due.
@@ -414,6 +420,7 @@ impl<R: Readiness> Async<Dispatcher, R> {
     }
 
     fn poll_dispatched(&mut self, context: &mut Context<'_>) -> Poll<Result<Dispatched, CqError>> {
+        self.of.check_process()?;
         self.in_turn(context, |Self { of, readiness, task, .. }, context| {
             loop {
                 // First: another one may make something due, or take the event of it.

@@ -60,10 +60,12 @@
 //! name takes a thread of the runtime's.
 
 use std::io;
+use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::task::{Context, Poll, ready};
 
+use rpma_cm::mr::sys::ProcessMark;
 use rpma_cm::{ConnCfg, ConnReq, ConnReqError, Outgoing, Peer, Readiness, Resolution};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -88,20 +90,35 @@ pub async fn start(peer: &Peer, addr: impl ToSocketAddrs, cfg: &ConnCfg) -> Resu
 
 /// Tokio's part of [`Async`].
 #[derive(Debug)]
-pub struct Readable(AsyncFd<OwnedFd>);
+pub struct Readable {
+    /// Always there, until this is dropped.
+    fd: Option<AsyncFd<OwnedFd>>,
+    mark: ProcessMark,
+}
 
 impl Readiness for Readable {
     fn watch(fd: OwnedFd) -> io::Result<Self> {
         // AsyncFd panics where there is no runtime.
         Handle::try_current().map_err(io::Error::other)?;
         #[allow(deprecated, reason = "the function that takes its place is unsafe, and demands what an owned descriptor gives")]
-        AsyncFd::with_interest(fd, Interest::READABLE).map(Self)
+        let fd = AsyncFd::with_interest(fd, Interest::READABLE)?;
+        Ok(Self { fd: Some(fd), mark: ProcessMark::current() })
     }
 
     fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut guard = ready!(self.0.poll_read_ready(context))?;
+        let fd = self.fd.as_ref().expect("it is taken when this is dropped");
+        let mut guard = ready!(fd.poll_read_ready(context))?;
         // Before the caller looks: what comes after it makes the descriptor ready again.
         guard.clear_ready();
         Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Readable {
+    fn drop(&mut self) {
+        // A forked child has the same epoll instance as its parent, and would take the descriptor off it for both.
+        if !self.mark.is_current() {
+            mem::forget(self.fd.take());
+        }
     }
 }

@@ -95,7 +95,12 @@ impl CompChannel {
         self.raw.as_ptr()
     }
 
-    pub(super) fn check(&self) -> io::Result<()> {
+    /// As [`Cq::check_process`](super::Cq::check_process).
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` in a forked child.
+    pub fn check_process(&self) -> io::Result<()> {
         check(self.mark)
     }
 
@@ -129,7 +134,7 @@ impl CompChannel {
     ///
     /// As `ibv_get_cq_event(3)`.
     pub fn take_fired(&self) -> io::Result<Vec<usize>> {
-        self.check()?;
+        self.check_process()?;
         let mut queues = self.queues();
         let result = self.take_all(&mut queues);
         let told = queues.iter_mut().map(|(address, events)| (*address, std::mem::take(&mut events.untold)));

@@ -44,7 +44,7 @@ impl Cq {
     ///
     /// As `ibv_create_cq(3)`.
     pub fn create_on(channel: &Arc<CompChannel>, cqe: c_int, comp_vector: c_int) -> io::Result<Arc<Self>> {
-        channel.check()?;
+        channel.check_process()?;
         let (context, provider) = (channel.context(), channel.provider());
         // SAFETY: context and channel are live, and we keep nothing in the user context.
         let create = || unsafe { provider.ibv_create_cq(context.raw().as_ptr(), cqe, null_mut(), channel.as_ptr(), comp_vector) };

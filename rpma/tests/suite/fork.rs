@@ -6,10 +6,13 @@ use std::io::{Read, Write};
 use std::panic::{self, AssertUnwindSafe};
 
 use rpma::prelude::*;
-use rpma::{AccessError, CqError, DeregisterError, EventError, PostError, RegisterError};
+use rpma::tokio::Async;
+use rpma::{AccessError, CqError, DeregisterError, Dispatcher, EventError, PostError, RegisterError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal as Kill, WaitOptions, kill_process, pidfd_open, waitpid};
+use tokio::time::timeout;
 
+use super::executor::polled_once;
 use crate::support::{LIMIT, Pair, alone, cfg, complete, listen, peer, received, region, remote, still_works};
 
 /// Forks, runs `body` in the child, and fails with what it says if it panics. The child ends as a process does that returns from main:
@@ -71,6 +74,40 @@ fn child_that_drops_everything_and_allocates_changes_nothing_for_its_parent() {
         still_works(&pair);
         let _another = ConnReq::new(pair.client.peer(), addr, &cfg()).unwrap().connect(&[]).unwrap();
         drop(endpoint.next_conn_req(&cfg(), LIMIT).unwrap());
+    });
+}
+
+#[test]
+fn child_that_drops_what_a_task_of_its_parent_waits_for_leaves_it_waiting() {
+    alone(|| {
+        let peer = peer();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let dispatcher = Dispatcher::new(&peer).unwrap();
+        let alone = Pair::connect(&peer, &cfg(), &peer, &cfg());
+        let dispatched = Pair::connect(&peer, &cfg(), &peer, &cfg().dispatcher(&dispatcher));
+        let _entered = runtime.enter();
+        let mut waiting = (Async::new(alone.server.cq()).unwrap(), Async::new(dispatcher).unwrap());
+        assert!(polled_once(waiting.0.wait()).is_pending() && polled_once(waiting.1.wait()).is_pending());
+        let mut all = Some((alone, dispatched, waiting));
+        in_a_child(|| {
+            let (alone, dispatched, waiting) = all.take().unwrap();
+            assert!(matches!(Dispatcher::wait(&waiting.1, Wait::Now), Err(CqError::Provider(_))));
+            drop((alone, dispatched, waiting));
+        });
+        let (alone, dispatched, mut waiting) = all.unwrap();
+        for Pair { client, server } in [&alone, &dispatched] {
+            server.recv(LocalSlice::null(), 1).unwrap();
+            client.send(LocalSlice::null(), Signal::Always, 2).unwrap();
+            complete(client, 2);
+        }
+        runtime.block_on(async {
+            assert_eq!(timeout(LIMIT, waiting.0.wait()).await.unwrap().unwrap().context(), 1);
+            assert_eq!(timeout(LIMIT, waiting.1.wait()).await.unwrap().unwrap().found.unwrap().1.context(), 1);
+            // The end comes by the connection's events, which the dispatcher watches itself.
+            dispatched.client.disconnect().unwrap();
+            let end = timeout(LIMIT, waiting.1.wait()).await.unwrap().unwrap();
+            assert!(matches!(end.found, Err(CqError::Drained)), "{end:?}");
+        });
     });
 }
 
