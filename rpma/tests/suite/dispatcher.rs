@@ -154,7 +154,7 @@ fn busy_connection_does_not_keep_the_others_completions_or_end_back() {
 
 #[test]
 fn every_completion_reaches_one_of_several_threads_and_tasks() {
-    const MESSAGES: u32 = 300;
+    const MESSAGES: u32 = 100;
     let many = Many::new(6, &cfg());
     let told = Mutex::new(Vec::new());
     let note = |dispatched: Dispatched, servers: &BTreeMap<u32, Conn>| {
