@@ -52,7 +52,7 @@ pub enum EstablishError {
     #[error("the connection failed, or its RDMA device is gone")]
     Lost,
     /// It was not established within the time given, and still may be: it can be waited for again.
-    #[error("not established within the time given")]
+    #[error("not established within the time given: does the peer wait for it too, and has it accepted?")]
     TimedOut,
     /// Its events cannot be had.
     #[error("the connection's events cannot be read")]

@@ -81,11 +81,13 @@ pub enum PostError {
     Misaligned { addr: u64, len_bytes: u64 },
     /// No peer configuration with direct write to persistent memory is applied.
     #[error(
-        "persistent flush: {}; flush with FlushType::Visibility instead",
+        "persistent flush: {}; without that, FlushType::Visibility is what can be had",
         if *.is_applied {
-            "the peer's configuration says that its writes do not go directly to persistent memory"
+            "the peer's configuration says that its writes do not go directly to persistent memory; if they do, the peer has to say so \
+             (PeerCfg::with_direct_write_to_pmem)"
         } else {
-            "no configuration of the peer was applied (Conn::apply_remote_peer_cfg), so nobody said that its writes go directly to persistent memory"
+            "nobody said that the peer's writes go directly to persistent memory: have it send its configuration, and apply that first \
+             (Conn::apply_remote_peer_cfg)"
         }
     )]
     NoDirectWrite { is_applied: bool },

@@ -15,8 +15,11 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let peer = Peer::new(&Device::local(&Provider::from_env()?.open()?, "10.0.0.1")?)?;
 //! let memory = PersistentMemory::open("/dev/dax0.0", 1 << 20)?;
-//! let direct = memory.is_direct(); // and the platform writes to it directly: your promise
+//! let is_direct = memory.is_direct(); // and the platform writes to it directly: your promise
 //! let region = peer.register(memory, Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT)?;
+//! // A device with native flush knows by itself what it can make durable; with the software provider that is any file on a disk.
+//! let knows = peer.capabilities().native_flush && region.usage().contains(Usage::FLUSH_TYPE_PERSISTENT);
+//! let direct = is_direct || knows;
 //! let endpoint = Endpoint::listen(&peer, ("10.0.0.1", 7204))?;
 //!
 //! let request = endpoint.next_conn_req(&ConnCfg::new(), Wait::Forever)?;
@@ -112,7 +115,8 @@
 //!
 //! # Messages
 //!
-//! A message needs a receive that was posted before it arrives. Receives can be posted on a request already, so that the first message
+//! A message needs a receive that was posted before it arrives: a sender that finds none asks again after 655 ms (the
+//! connection manager's time), and for ever unless the receiver's [`ConnCfg::rnr_retry_count`] says otherwise, so post as many receives as can be under way. Receives can be posted on a request already, so that the first message
 //! never comes too early. [`Conn::write_with_imm`] completes a receive too, once its bytes are there.
 //!
 //! ```no_run
@@ -193,7 +197,8 @@
 //! # Futures
 //!
 //! [`Async`] makes the waiting calls of endpoints, connections and completion queues futures, and each of them a stream, on any runtime that
-//! can wait for a descriptor ([`Readiness`]). The feature `tokio` has that for tokio: the module `rpma::tokio`, with an example. Dropping a
+//! can wait for a descriptor ([`Readiness`]). The feature `tokio` has that for tokio: the module `rpma::tokio`, with an example (`cargo doc -p rpma --features
+//! tokio` shows it). Dropping a
 //! future loses nothing.
 //!
 //! # The end
@@ -228,6 +233,9 @@
 //!
 //! What is odd and not an error (a region that was granted less than was asked for, a connection that could not be ended in order) goes
 //! to the crate `log`, as do the first flush's way and what the connection manager says.
+//!
+//! An error's message says what failed, with which values, and what to do; its cause is its `source`. Print it with `{}` and its sources, or
+//! with a crate for that: a `main` that returns an error prints its `Debug` form, which has the values and no advice.
 //!
 //! Each operation has its own error type, whose variants carry the values that failed, and whose `code()` is librpma's number for it
 //! ([`ErrorCode`]).
