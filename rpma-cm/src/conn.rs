@@ -157,6 +157,8 @@ impl PendingConn {
 /// the order of posting. Several threads may post.
 ///
 /// Cloning is cheap and gives another handle on the same connection. Dropping the last one, its completion queue's included, ends it.
+#[doc(alias = "rpma_conn_get_event_fd")]
+#[doc(alias = "rpma_conn_delete")]
 #[doc(alias = "rpma_conn_next_event")]
 #[derive(Clone)]
 #[must_use = "a connection ends when its last handle is dropped"]

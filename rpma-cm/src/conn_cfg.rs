@@ -35,6 +35,7 @@ pub enum OpMode {
 /// assert_eq!(cfg.get_sq_size(), 64);
 /// assert_eq!(cfg.get_rq_size(), 10);
 /// ```
+#[doc(alias = "rpma_conn_cfg_delete")]
 #[doc(alias = "rpma_conn_cfg_new")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnCfg {

@@ -149,6 +149,7 @@ pub struct Incoming {
 /// request.connect(&[]);
 /// # }
 /// ```
+#[doc(alias = "rpma_conn_req_delete")]
 #[doc(alias = "rpma_conn_req_new")]
 #[doc(alias = "rpma_ep_next_conn_req")]
 #[must_use = "a request that is dropped goes nowhere, and the peer of an incoming one is rejected"]

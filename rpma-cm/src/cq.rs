@@ -111,6 +111,7 @@ pub struct Fired {
 ///
 /// Where a connection's queues share their channel, both go by the connection: [`Conn::wait`](crate::Conn::wait),
 /// [`Conn::arm`](crate::Conn::arm).
+#[doc(alias = "rpma_cq_get_fd")]
 #[doc(alias = "rpma_conn_get_cq")]
 #[derive(Clone)]
 pub struct CompletionQueue {

@@ -122,6 +122,8 @@ impl RequestError {
 }
 
 /// A listening endpoint: `rpma_ep_listen(3)`. Its requests and connections do not need it: it may be dropped first.
+#[doc(alias = "rpma_ep_shutdown")]
+#[doc(alias = "rpma_ep_get_fd")]
 #[doc(alias = "rpma_ep_listen")]
 pub struct Endpoint {
     peer: Peer,

@@ -40,6 +40,7 @@ impl fmt::Debug for Rejection {
 }
 
 /// What happened to a connection: `rpma_conn_next_event(3)`.
+#[doc(alias = "rpma_utils_conn_event_2str")]
 #[doc(alias = "rpma_conn_next_event")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnEvent {

@@ -38,6 +38,7 @@ impl PeerError {
 /// This process's end on one device: the protection domain that regions and connections belong to. `rpma_peer_new(3)`.
 ///
 /// Cloning is cheap and gives another handle on the same peer. What is made from a peer keeps it alive.
+#[doc(alias = "rpma_peer_delete")]
 #[doc(alias = "rpma_peer_new")]
 #[derive(Clone)]
 pub struct Peer(Arc<Inner>);

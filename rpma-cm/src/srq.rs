@@ -30,6 +30,7 @@ use crate::source::{Limits, Ranges, local_side};
 /// let cfg = SrqCfg::new().rq_size(100);
 /// assert_eq!((cfg.get_rq_size(), cfg.get_rcq_size()), (100, 20));
 /// ```
+#[doc(alias = "rpma_srq_cfg_delete")]
 #[doc(alias = "rpma_srq_cfg_new")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SrqCfg {
@@ -200,6 +201,7 @@ impl Peer {
 /// Cloning is cheap and gives another handle on the same queue. The queue lives until its last handle, its completion queue, and the last
 /// connection on it are dropped. Regions may be dropped at any time: a message for one that is gone ends the connection at which it
 /// arrives.
+#[doc(alias = "rpma_srq_delete")]
 #[doc(alias = "rpma_srq_new")]
 #[derive(Clone)]
 pub struct Srq(Arc<Inner>);

@@ -6,6 +6,7 @@ use std::fmt;
 ///
 /// Rust errors say more; the code is what they have in common, and what the C interface returns.
 /// The set is closed: the C library is discontinued.
+#[doc(alias = "rpma_err_2str")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum ErrorCode {

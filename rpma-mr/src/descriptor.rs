@@ -52,6 +52,7 @@ impl DescriptorError {
 
 impl MrDescriptor {
     /// The length of an encoded descriptor in bytes.
+    #[doc(alias = "rpma_mr_get_descriptor_size")]
     pub const SIZE_BYTES: usize = 21;
 
     /// Makes a descriptor from its parts. Length 0 and address 0 are allowed.

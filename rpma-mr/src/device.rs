@@ -41,6 +41,7 @@ struct Inner {
 pub struct Capabilities {
     /// Memory can be registered without pinning its pages, and read and written so over reliable connections
     /// (`IBV_ODP_SUPPORT`, `IBV_ODP_SUPPORT_READ` and `_WRITE`).
+    #[doc(alias = "rpma_utils_ibv_context_is_odp_capable")]
     pub on_demand_paging: bool,
     /// The flush operation, to both global visibility and persistence (`IB_UVERBS_DEVICE_FLUSH_GLOBAL` and `_PERSISTENT`).
     pub native_flush: bool,

@@ -173,6 +173,7 @@ impl<M: RegionOwner> LocalMr<M> {
     }
 
     /// The length in bytes.
+    #[doc(alias = "rpma_mr_get_size")]
     #[must_use]
     pub const fn len_bytes(&self) -> usize {
         self.memory.len_bytes()

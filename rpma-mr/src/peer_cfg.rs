@@ -30,6 +30,7 @@ use std::ops::Deref;
 /// assert!(cfg.direct_write_to_pmem());
 /// assert_eq!(cfg.native_ops(), None);
 /// ```
+#[doc(alias = "rpma_peer_cfg_delete")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PeerCfg {
     direct_write_to_pmem: bool,
@@ -69,10 +70,12 @@ const NATIVE_ATOMIC_WRITE: u8 = 1 << 1;
 
 impl PeerCfg {
     /// The greatest length of an encoded peer configuration in bytes.
+    #[doc(alias = "rpma_peer_cfg_get_descriptor_size")]
     pub const MAX_SIZE_BYTES: usize = 2;
 
     /// A configuration without direct write to persistent memory, and silent about native
     /// operations.
+    #[doc(alias = "rpma_peer_cfg_new")]
     #[must_use]
     pub const fn new() -> Self {
         Self { direct_write_to_pmem: false, native_ops: None }
@@ -80,6 +83,7 @@ impl PeerCfg {
 
     /// States whether data written by a peer reaches this platform's persistent memory without
     /// stopping in volatile caches. Only with it may a peer flush to persistence.
+    #[doc(alias = "rpma_peer_cfg_set_direct_write_to_pmem")]
     #[must_use]
     pub const fn with_direct_write_to_pmem(self, direct_write_to_pmem: bool) -> Self {
         Self { direct_write_to_pmem, ..self }
@@ -93,6 +97,7 @@ impl PeerCfg {
     }
 
     /// Whether data written by a peer reaches persistent memory directly.
+    #[doc(alias = "rpma_peer_cfg_get_direct_write_to_pmem")]
     #[must_use]
     pub const fn direct_write_to_pmem(&self) -> bool {
         self.direct_write_to_pmem
@@ -106,6 +111,7 @@ impl PeerCfg {
     }
 
     /// Encodes the configuration: 2 bytes if native operations are stated, else 1.
+    #[doc(alias = "rpma_peer_cfg_get_descriptor")]
     #[must_use]
     pub const fn to_bytes(&self) -> PeerCfgBytes {
         let [direct_write] = self.to_c_bytes();
@@ -142,6 +148,7 @@ impl PeerCfg {
     /// # Errors
     ///
     /// [`PeerCfgError::Empty`] if there is no byte.
+    #[doc(alias = "rpma_peer_cfg_from_descriptor")]
     pub const fn from_bytes(bytes: &[u8]) -> Result<Self, PeerCfgError> {
         let (direct_write, native_ops) = match *bytes {
             [] => return Err(PeerCfgError::Empty),

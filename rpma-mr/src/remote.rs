@@ -8,6 +8,7 @@ use std::ops::{Bound, RangeBounds};
 /// It is plain data: it holds nothing on either side, and the peer may take the memory away at
 /// any time, whereupon operations on it complete with an error. What can be checked without
 /// asking the peer is checked here, before anything is posted.
+#[doc(alias = "rpma_mr_remote_delete")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemoteMr {
     descriptor: MrDescriptor,
@@ -20,6 +21,7 @@ impl RemoteMr {
     ///
     /// [`DescriptorError`] if `bytes` is shorter, has no usage, or describes a region that wraps
     /// the address space.
+    #[doc(alias = "rpma_mr_remote_from_descriptor")]
     pub fn from_descriptor(bytes: &[u8]) -> Result<Self, DescriptorError> {
         MrDescriptor::from_bytes(bytes).map(Self::from)
     }
@@ -37,6 +39,7 @@ impl RemoteMr {
     }
 
     /// The length of the region in bytes.
+    #[doc(alias = "rpma_mr_remote_get_size")]
     #[must_use]
     pub const fn len_bytes(&self) -> u64 {
         self.descriptor.len_bytes()

@@ -124,6 +124,15 @@ fn every_row_names_a_rust_item_that_rustdoc_looks_for() {
 }
 
 #[test]
+fn every_function_of_librpma_is_found_by_its_name() {
+    let sources: String = sources().iter().map(|source| fs::read_to_string(source).unwrap()).collect();
+    // Logging is another crate's.
+    for function in FUNCTIONS.iter().filter(|function| !function.starts_with("rpma_log_")) {
+        assert!(sources.contains(&format!("#[doc(alias = \"{function}\")]")), "nothing has the alias {function}");
+    }
+}
+
+#[test]
 fn every_test_that_the_map_names_is_there() {
     for [c, _, test] in rows() {
         // Said in words where there is nothing to run.
