@@ -273,7 +273,7 @@ macro_rules! common_calls {
             }
 
             /// Wakes every thread that waits for events or completions of this connection, now and from now on. Does not disconnect: it
-            /// ends when the last handle is dropped.
+            /// ends when the last handle is dropped. Its dispatcher, if it has one, goes on with it until then.
             pub fn close(&self) {
                 self.0.close();
             }

@@ -323,7 +323,8 @@ impl Link {
     ) -> Result<Option<T>, CqError> {
         match poll()? {
             Some(found) => Ok(Some(found)),
-            None if self.is_closed() => Err(CqError::Closed),
+            // Nobody waits for this connection alone where it has a dispatcher, which tells its end, closed or not.
+            None if self.is_closed() && self.member.is_none() => Err(CqError::Closed),
             None if self.is_over() => {
                 self.settle().map_err(CqError::Provider)?;
                 if outstanding() > 0 {

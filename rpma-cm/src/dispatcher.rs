@@ -229,7 +229,7 @@ impl Dispatcher {
             let due = lock(&self.0.members).next_due();
             let Some((number, link)) = due else { return Ok(None) };
             let found = match look_at(&link) {
-                Ok(None) | Err(CqError::Closed) => continue,
+                Ok(None) => continue,
                 Err(CqError::Drained) => {
                     if !lock(&self.0.members).tells_end(number) {
                         continue;
@@ -300,7 +300,7 @@ const NO_TASK: u64 = 0;
 fn look_at(link: &Arc<Link>) -> Result<Option<(CqRole, Completion)>, CqError> {
     match look_in_any(link) {
         // A completion from before the arming raises no event: look once more after it.
-        Ok(None) | Err(CqError::Drained | CqError::Closed) => {
+        Ok(None) | Err(CqError::Drained) => {
             for queue in [Some(&link.main), link.receive.as_ref()].into_iter().flatten() {
                 queue.cq.request_notify().map_err(CqError::Provider)?;
             }

@@ -268,6 +268,20 @@ fn descriptor_is_readable_when_there_is_something_of_any_connection() {
 }
 
 #[test]
+fn connection_that_was_closed_goes_on_at_the_dispatcher_until_its_end() {
+    let many = Many::new(1, &cfg());
+    let Pair { client, server } = &many.pairs[0];
+    server.recv(LocalSlice::null(), 1).unwrap();
+    server.close();
+    send(client);
+    assert_eq!(found(many.dispatcher.wait(LIMIT).unwrap()), (server.qp_num(), CqRole::Main, 1));
+    client.disconnect().unwrap();
+    let end = many.dispatcher.wait(LIMIT).unwrap();
+    assert!(matches!(end.found, Err(CqError::Drained)), "{end:?}");
+    assert!(matches!(many.dispatcher.wait(Wait::Now), Err(CqError::NoCompletion)));
+}
+
+#[test]
 fn dispatcher_of_another_device_is_refused() {
     let (here, elsewhere) = (peer(), peer());
     let dispatcher = Dispatcher::new(&elsewhere).unwrap();
