@@ -6,7 +6,6 @@ use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, ready};
 
@@ -24,7 +23,7 @@ use crate::cq::{CqError, CqRole, look_in_any};
 use crate::link::{Link, lock};
 use crate::peer::Peer;
 use crate::readiness::Readiness;
-use crate::wait::{Wait, any_of, until_readable};
+use crate::wait::{Flag, Wait, any_of, until_readable};
 use crate::waiters::Waiters;
 
 /// Waits for the completions of many connections at once, whose queues are on one completion channel.
@@ -66,19 +65,24 @@ pub struct Dispatcher(Arc<Inner>);
 
 struct Inner {
     channel: Arc<CompChannel>,
-    /// Readable while the channel or a connection has an event: an `epoll(7)` instance, with the numbers of connections.
+    /// Readable while the channel or a connection has an event, or something is due: an `epoll(7)` instance, with the numbers of
+    /// connections.
     events: OwnedFd,
     members: Mutex<Members>,
     waiters: Arc<Waiters>,
-    closed: AtomicBool,
 }
 
 /// The number that the completion channel has in `events`, where connections have theirs.
 const CHANNEL: u64 = 0;
+/// The number of the flag there.
+const DUE: u64 = 1;
 
 /// Its connections.
-#[derive(Default)]
 struct Members {
+    /// Readable while something is due, for who waits for the descriptor alone; for ever once closed.
+    flag: Flag,
+    is_flagged: bool,
+    closed: bool,
     last: u64,
     by_number: BTreeMap<u64, Entry>,
     by_queue: HashMap<usize, u64>,
@@ -96,12 +100,25 @@ struct Entry {
 }
 
 impl Members {
+    fn new(flag: Flag) -> Self {
+        let (by_number, by_queue, due) = (BTreeMap::new(), HashMap::new(), VecDeque::new());
+        Self { flag, is_flagged: false, closed: false, last: DUE, by_number, by_queue, due, looks: 0 }
+    }
+
+    /// Once for as long as something is due: a busy dispatcher makes no system call by it.
+    fn set_flag(&mut self) {
+        if !std::mem::replace(&mut self.is_flagged, true) {
+            self.flag.set();
+        }
+    }
+
     fn set_due(&mut self, number: u64) {
         if let Some(entry) = self.by_number.get_mut(&number)
             && !entry.is_due
         {
             entry.is_due = true;
             self.due.push_back(number);
+            self.set_flag();
         }
     }
 
@@ -111,6 +128,7 @@ impl Members {
         self.looks.is_multiple_of(32)
     }
 
+    /// Clears the flag if there is none.
     fn next_due(&mut self) -> Option<(u64, Arc<Link>)> {
         while let Some(number) = self.due.pop_front() {
             if let Some(entry) = self.by_number.get_mut(&number) {
@@ -119,6 +137,10 @@ impl Members {
                     return Some((number, link));
                 }
             }
+        }
+        if self.is_flagged && !self.closed {
+            self.is_flagged = false;
+            self.flag.clear();
         }
         None
     }
@@ -151,13 +173,13 @@ impl Dispatcher {
     /// If the process has no descriptor left.
     pub fn new(peer: &Peer) -> io::Result<Self> {
         let channel = CompChannel::create(peer.device().context())?;
+        let flag = Flag::new()?;
         Ok(Self(Arc::new(Inner {
-            // It gets the first number.
-            events: any_of(&[channel.as_fd()])?,
+            // `CHANNEL` and `DUE`: numbers in this order.
+            events: any_of(&[channel.as_fd(), flag.as_fd()])?,
             channel,
-            members: Mutex::default(),
+            members: Mutex::new(Members::new(flag)),
             waiters: Arc::new(Waiters::new()?),
-            closed: AtomicBool::new(false),
         })))
     }
 
@@ -189,7 +211,14 @@ impl Dispatcher {
 
     /// Wakes everybody who waits, now and from now on. Its connections go on.
     pub fn close(&self) {
-        self.0.closed.store(true, Ordering::SeqCst);
+        // In a forked child there is nobody to wake, and the lock may be held for ever by a thread that only the parent has.
+        if self.check_process().is_err() {
+            return;
+        }
+        let mut members = lock(&self.0.members);
+        members.closed = true;
+        members.set_flag();
+        drop(members);
         self.0.waiters.wake();
     }
 
@@ -218,10 +247,12 @@ impl Dispatcher {
     /// Something of a connection that is due.
     fn look(&self, task: u64) -> Result<Option<Dispatched>, CqError> {
         loop {
-            if self.0.closed.load(Ordering::SeqCst) {
+            let mut members = lock(&self.0.members);
+            if members.closed {
                 return Err(CqError::Closed);
             }
-            let stale = lock(&self.0.members).is_stale();
+            let stale = members.is_stale();
+            drop(members);
             if stale {
                 self.refresh(task)?;
             }
@@ -279,6 +310,9 @@ impl Dispatcher {
                         members.set_due(number);
                     }
                 }
+                continue;
+            }
+            if number == DUE {
                 continue;
             }
             let link = lock(&self.0.members).link(number);
@@ -377,8 +411,9 @@ impl ConnCfg {
 }
 
 impl AsFd for Dispatcher {
-    /// Readable while there is an event of a connection or of its queues: then [`wait`](Self::wait) with [`Wait::Now`] until there is
-    /// nothing, and before the first time too.
+    /// Readable while there may be something to tell: an event of a connection or of its queues, a connection that has come, or ended,
+    /// since [`wait`](Self::wait) found nothing; and for ever once it is closed. Then `wait` with [`Wait::Now`] until there is nothing:
+    /// only that asks for further events.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.events.as_fd()
     }

@@ -268,6 +268,33 @@ fn descriptor_is_readable_when_there_is_something_of_any_connection() {
 }
 
 #[test]
+fn descriptor_is_readable_for_a_connection_that_came_since_and_for_an_end_that_another_call_has_read() {
+    let peer = peer();
+    let dispatcher = Dispatcher::new(&peer).unwrap();
+    let nothing = || matches!(dispatcher.wait(Wait::Now), Err(CqError::NoCompletion));
+    let is_readable = |limit| is_readable(&dispatcher.as_fd(), limit);
+    assert!(nothing() && !is_readable(Duration::ZERO));
+    // ESTABLISHED is read by who waits for it.
+    let Pair { client, server } = Pair::connect(&peer, &cfg(), &peer, &cfg().dispatcher(&dispatcher));
+    server.recv(LocalSlice::null(), 1).unwrap();
+    send(&client);
+    assert!(is_readable(LIMIT));
+    assert_eq!(found(dispatcher.wait(Wait::Now).unwrap()), (server.qp_num(), CqRole::Main, 1));
+    assert!(nothing() && !is_readable(Duration::ZERO));
+    client.disconnect().unwrap();
+    assert_eq!(server.next_event(LIMIT).unwrap(), ConnEvent::Closed);
+    assert!(is_readable(LIMIT));
+    let end = dispatcher.wait(Wait::Now).unwrap();
+    assert!(matches!(end.found, Err(CqError::Drained)), "{end:?}");
+    assert!(nothing() && !is_readable(Duration::ZERO));
+    dispatcher.close();
+    for _ in 0..2 {
+        assert!(is_readable(LIMIT));
+        assert!(matches!(dispatcher.wait(Wait::Now), Err(CqError::Closed)));
+    }
+}
+
+#[test]
 fn connection_that_was_closed_goes_on_at_the_dispatcher_until_its_end() {
     let many = Many::new(1, &cfg());
     let Pair { client, server } = &many.pairs[0];
