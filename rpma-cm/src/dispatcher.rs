@@ -303,13 +303,15 @@ impl Dispatcher {
         for event in ready {
             let number = event.data.u64();
             if number == CHANNEL {
-                let fired = self.0.channel.take_fired()?;
+                let mut fired = Vec::new();
+                let taken = self.0.channel.take_fired(&mut fired);
                 let mut members = lock(&self.0.members);
                 for queue in fired {
                     if let Some(&number) = members.by_queue.get(&queue) {
                         members.set_due(number);
                     }
                 }
+                result = result.and(taken);
                 continue;
             }
             if number == DUE {

@@ -24,16 +24,26 @@ pub struct CompChannel {
     raw: NonNull<ibv_comp_channel>,
     /// What is lent in place of the channel's own descriptor.
     readable: OwnedFd,
-    /// The events of each queue on it, by the queue's address. Events are taken under this lock, so that none is taken and not counted,
-    /// and a queue is destroyed under it: `ibv_destroy_cq` would wait for an event that is not acknowledged for ever.
-    queues: Mutex<BTreeMap<usize, Events>>,
+    /// Events are taken under this lock, so that none is taken and not counted, and a queue is destroyed under it: `ibv_destroy_cq`
+    /// would wait for an event that is not acknowledged for ever.
+    queues: Mutex<Queues>,
     context: ManuallyDrop<Arc<Context>>,
     mark: ProcessMark,
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    /// The events of each queue on the channel, by the queue's address.
+    by_address: BTreeMap<usize, Events>,
+    /// The queues that may have untold events, each once: who asks for those of many queues does not look at every queue.
+    fired: Vec<usize>,
 }
 
 /// The events of one queue.
 #[derive(Debug, Default)]
 struct Events {
+    /// Among the `fired`.
+    is_noted: bool,
     /// Taken, and not told to who asks for the queue's events: whoever asks takes those of all queues.
     untold: u32,
     /// Taken and not acknowledged.
@@ -104,14 +114,14 @@ impl CompChannel {
         check(self.mark)
     }
 
-    fn queues(&self) -> MutexGuard<'_, BTreeMap<usize, Events>> {
+    fn queues(&self) -> MutexGuard<'_, Queues> {
         // A panic leaves no count half-changed.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins to count the events of a queue that was just made on this channel, and not armed yet.
     pub(super) fn add(&self, cq: NonNull<ibv_cq>) {
-        let replaced = self.queues().insert(cq.as_ptr().addr(), Events::default());
+        let replaced = self.queues().by_address.insert(cq.as_ptr().addr(), Events::default());
         debug_assert!(replaced.is_none(), "a queue is forgotten when it is destroyed");
     }
 
@@ -119,7 +129,7 @@ impl CompChannel {
     pub(super) fn take_events(&self, cq: NonNull<ibv_cq>) -> io::Result<u32> {
         let mut queues = self.queues();
         let result = self.take_all(&mut queues);
-        let own = queues.get_mut(&cq.as_ptr().addr()).map_or(0, |events| std::mem::take(&mut events.untold));
+        let own = queues.by_address.get_mut(&cq.as_ptr().addr()).map_or(0, |events| std::mem::take(&mut events.untold));
         match result {
             // What was taken must be told, or nobody arms the queue again; the error comes with the next call.
             Err(e) if own == 0 => Err(e),
@@ -127,26 +137,28 @@ impl CompChannel {
         }
     }
 
-    /// Takes all events that are there, and says of which queues some were taken since their events were asked for last, each by its
-    /// [address](super::Cq::address). For who waits for many queues.
+    /// Takes all events that are there, and appends the queues of which some were taken since their events were asked for last, each by
+    /// its [address](super::Cq::address). For who waits for many queues.
     ///
     /// # Errors
     ///
-    /// As `ibv_get_cq_event(3)`.
-    pub fn take_fired(&self) -> io::Result<Vec<usize>> {
+    /// As `ibv_get_cq_event(3)`; what was taken before it is in `into`.
+    pub fn take_fired(&self, into: &mut Vec<usize>) -> io::Result<()> {
         self.check_process()?;
         let mut queues = self.queues();
         let result = self.take_all(&mut queues);
-        let told = queues.iter_mut().map(|(address, events)| (*address, std::mem::take(&mut events.untold)));
-        let fired: Vec<_> = told.filter(|(_, untold)| *untold > 0).map(|(address, _)| address).collect();
-        match result {
-            // As in `take_events`.
-            Err(e) if fired.is_empty() => Err(e),
-            _ => Ok(fired),
-        }
+        let Queues { by_address, fired } = &mut *queues;
+        into.extend(fired.drain(..).filter(|address| {
+            by_address.get_mut(address).is_some_and(|events| {
+                events.is_noted = false;
+                // None, if the queue was asked for them itself.
+                std::mem::take(&mut events.untold) > 0
+            })
+        }));
+        result
     }
 
-    fn take_all(&self, queues: &mut BTreeMap<usize, Events>) -> io::Result<()> {
+    fn take_all(&self, queues: &mut Queues) -> io::Result<()> {
         loop {
             let (mut cq, mut context) = (null_mut(), null_mut());
             // SAFETY: the channel is live, both are valid places for the result.
@@ -157,12 +169,16 @@ impl CompChannel {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) => return Err(e),
             }
-            let Some(events) = queues.get_mut(&cq.addr()) else {
+            let Some(events) = queues.by_address.get_mut(&cq.addr()) else {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
                     "the provider reported an event of a queue that is not on the channel",
                 ));
             };
+            if !events.is_noted {
+                events.is_noted = true;
+                queues.fired.push(cq.addr());
+            }
             events.untold += 1;
             events.unacked += 1;
             if events.unacked >= ACK_BATCH {
@@ -182,7 +198,7 @@ impl CompChannel {
         // Held until it is destroyed: an event that another thread took in between would be acknowledged by nobody.
         let mut queues = self.queues();
         let addr = cq.as_ptr().addr();
-        let unacked = queues.get_mut(&addr).map_or(0, |events| std::mem::take(&mut events.unacked));
+        let unacked = queues.by_address.get_mut(&addr).map_or(0, |events| std::mem::take(&mut events.unacked));
         if unacked > 0 {
             // SAFETY: the queue is live, and exactly so many of its events were taken and not acknowledged.
             unsafe { self.provider().ibv_ack_cq_events(cq.as_ptr(), unacked) };
@@ -190,7 +206,9 @@ impl CompChannel {
         // SAFETY: live, unused (contract above), and every event is acknowledged.
         errno_ret(unsafe { self.provider().ibv_destroy_cq(cq.as_ptr()) })?;
         // Only now: one that could not be destroyed may still have events.
-        queues.remove(&addr);
+        if queues.by_address.remove(&addr).is_some_and(|events| events.is_noted) {
+            queues.fired.retain(|fired| *fired != addr);
+        }
         Ok(())
     }
 }
@@ -245,20 +263,51 @@ mod tests {
         assert_eq!(second.take_events().unwrap(), 0);
     }
 
+    fn fired(channel: &CompChannel) -> Vec<usize> {
+        let mut fired = Vec::new();
+        channel.take_fired(&mut fired).unwrap();
+        fired
+    }
+
     #[test]
     fn queues_with_events_are_told_by_address_once() {
         let fake = Fake::new();
         let (channel, first, second) = shared(&(Arc::clone(&fake) as crate::ProviderRef));
-        assert_eq!(channel.take_fired().unwrap(), []);
+        assert_eq!(fired(&channel), []);
         fake.push_cq_events(1, 3);
-        assert_eq!(channel.take_fired().unwrap(), [second.address()]);
+        assert_eq!(fired(&channel), [second.address()]);
         assert_eq!(second.take_events().unwrap(), 0);
         fake.push_cq_events(0, 1);
         fake.push_cq_events(1, 1);
-        let mut both = [first.address(), second.address()];
-        both.sort_unstable();
-        assert_eq!(channel.take_fired().unwrap(), both);
-        assert_eq!(channel.take_fired().unwrap(), []);
+        assert_eq!(fired(&channel), [first.address(), second.address()]);
+        assert_eq!(fired(&channel), []);
+    }
+
+    #[test]
+    fn queue_that_was_asked_itself_or_is_gone_has_not_fired() {
+        let fake = Fake::new();
+        let (channel, first, second) = shared(&(Arc::clone(&fake) as crate::ProviderRef));
+        fake.push_cq_events(0, 1);
+        assert_eq!(first.take_events().unwrap(), 1);
+        assert_eq!(fired(&channel), []);
+        fake.push_cq_events(0, 1);
+        fake.push_cq_events(1, 1);
+        assert_eq!(second.take_events().unwrap(), 1);
+        drop(first);
+        assert_eq!(channel.queues().fired, [second.address()]);
+        assert_eq!(fired(&channel), []);
+    }
+
+    #[test]
+    fn error_behind_an_event_is_told_with_the_queue_of_the_event() {
+        let fake = Fake::new();
+        let failing = FailingProvider::new(Arc::clone(&fake) as crate::ProviderRef);
+        let (channel, _first, second) = shared(&failing.provider());
+        fake.push_cq_events(1, 1);
+        failing.arm(Plan::nth_of(Call::ibv_get_cq_event, 1, libc::EIO));
+        let mut told = Vec::new();
+        assert_eq!(channel.take_fired(&mut told).unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert_eq!(told, [second.address()]);
     }
 
     #[test]
