@@ -293,39 +293,50 @@ impl Dispatcher {
         taken.map_err(CqError::Wait)
     }
 
-    /// Takes the events that are there: of queues, which are due then, and of connections.
+    /// Takes the events that are there: of queues, which are due then, and of connections. All of them, whatever fails meanwhile: some
+    /// runtimes tell a task of the descriptor only when it becomes readable.
     fn take_events(&self) -> io::Result<()> {
         const AT_ONCE: usize = 64;
-        let mut ready: Vec<epoll::Event> = Vec::with_capacity(AT_ONCE);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        epoll::wait(&self.0.events, spare_capacity(&mut ready), Some(&now))?;
         let mut result = Ok(());
-        for event in ready {
-            let number = event.data.u64();
-            if number == CHANNEL {
+        let mut ready: Vec<epoll::Event> = Vec::with_capacity(AT_ONCE);
+        // What is still readable after its turn, because it cannot be read or more has come, gets another one behind the others only.
+        let all = lock(&self.0.members).by_number.len() + 2;
+        for _ in 0..all.div_ceil(AT_ONCE) {
+            ready.clear();
+            epoll::wait(&self.0.events, spare_capacity(&mut ready), Some(&now))?;
+            for event in &ready {
+                if let Err(e) = self.take_events_of(event.data.u64()) {
+                    result = Err(e);
+                }
+            }
+            if ready.len() < AT_ONCE {
+                break;
+            }
+        }
+        result
+    }
+
+    fn take_events_of(&self, number: u64) -> io::Result<()> {
+        match number {
+            CHANNEL => {
                 let mut fired = Vec::new();
-                let taken = self.0.channel.take_fired(&mut fired);
+                let result = self.0.channel.take_fired(&mut fired);
                 let mut members = lock(&self.0.members);
                 for queue in fired {
                     if let Some(&number) = members.by_queue.get(&queue) {
                         members.set_due(number);
                     }
                 }
-                result = result.and(taken);
-                continue;
+                result
             }
-            if number == DUE {
-                continue;
-            }
-            let link = lock(&self.0.members).link(number);
-            // If it was the end, it makes itself due.
-            if let Some(link) = link
-                && let Err(e) = link.pump()
-            {
-                result = Err(e);
+            DUE => Ok(()),
+            number => {
+                let link = lock(&self.0.members).link(number);
+                // If it was the end, it makes itself due.
+                link.map_or(Ok(()), |link| link.pump())
             }
         }
-        result
     }
 }
 

@@ -7,12 +7,13 @@ use std::time::Duration;
 use futures_core::Stream;
 use rpma::prelude::*;
 use rpma::tokio::{Async, start};
-use rpma::{CqError, Operation};
+use rpma::{CqError, Dispatcher, Operation};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use super::death::{fill, requested_by_a_process};
-use crate::support::{LIMIT, Pair, cfg, complete, in_time, listen, peer};
+use super::executor::polled_once;
+use crate::support::{LIMIT, Pair, alone, cfg, complete, in_time, listen, peer, readable};
 
 /// A runtime of one thread, and one of several.
 fn runtimes() -> [Runtime; 2] {
@@ -124,6 +125,35 @@ fn killed_peer_wakes_every_task() {
             assert_eq!(failed, outstanding.count);
             assert_eq!(Async::new(conn.clone()).unwrap().next_event().await.unwrap(), ConnEvent::Closed);
         });
+    });
+}
+
+#[test]
+fn dispatcher_s_task_is_told_what_lies_behind_the_events_of_many_connections() {
+    // They need many descriptors.
+    alone(|| {
+        const CLIENTS: usize = 70;
+        let peer = peer();
+        let dispatcher = Dispatcher::new(&peer).unwrap();
+        let server_cfg = cfg().dispatcher(&dispatcher);
+        let Pair { client, server } = Pair::connect(&peer, &cfg(), &peer, &server_cfg);
+        server.recv(LocalSlice::null(), 7).unwrap();
+        let (endpoint, addr) = listen(&peer);
+        let asking: Vec<_> = (0..CLIENTS).map(|_| ConnReq::new(&peer, addr, &cfg()).unwrap().connect(&[]).unwrap()).collect();
+        let requests: Vec<_> = (0..CLIENTS).map(|_| endpoint.next_conn_req(&server_cfg, LIMIT).unwrap()).collect();
+        let [runtime, _] = runtimes();
+        let _entered = runtime.enter();
+        let mut waiting = Async::new(dispatcher).unwrap();
+        assert!(polled_once(waiting.wait()).is_pending());
+        // Of each its ESTABLISHED, which nobody has read: nothing that a task is told.
+        let accepted: Vec<_> = requests.into_iter().map(|request| request.connect(&[]).unwrap()).collect();
+        let clients: Vec<_> = asking.iter().map(|asking| asking.established(LIMIT).unwrap()).collect();
+        accepted.iter().for_each(readable);
+        client.send(LocalSlice::null(), Signal::Always, 1).unwrap();
+        complete(&client, 1);
+        let dispatched = runtime.block_on(async { timeout(LIMIT, waiting.wait()).await }).expect("in time").unwrap();
+        assert_eq!((dispatched.qp_num, dispatched.found.unwrap().1.context()), (server.qp_num(), 7));
+        drop(clients);
     });
 }
 
