@@ -89,6 +89,7 @@ impl<'a> Source<'a> {
         context: &mut Context<'_>,
         readiness: &mut impl Readiness,
         task: Option<&Task>,
+        unread: &mut bool,
         look: impl Fn() -> Result<Option<Item>, CqError>,
     ) -> Poll<Result<Item, CqError>> {
         if let Some(found) = look()? {
@@ -106,7 +107,11 @@ impl<'a> Source<'a> {
             if let Some(found) = look()? {
                 return Poll::Ready(Ok(found));
             }
-            ready!(readiness.poll_readable(context)).map_err(CqError::Wait)?;
+            if !*unread {
+                ready!(readiness.poll_readable(context)).map_err(CqError::Wait)?;
+            }
+            // Until all are taken: an error leaves events behind.
+            *unread = true;
             let mut taken = 0;
             for queue in self.queues() {
                 taken += queue.cq.take_events().map_err(CqError::Wait)?;
@@ -119,6 +124,7 @@ impl<'a> Source<'a> {
             if let Some(link) = self.link {
                 link.pump().map_err(CqError::Wait)?;
             }
+            *unread = false;
         }
     }
 }
@@ -148,8 +154,8 @@ impl<R: Readiness> Async<CompletionQueue, R> {
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Result<Completion, CqError>> {
         self.of.has_channel_to_itself()?;
-        self.in_turn(context, |Self { of, readiness, task, .. }, context| {
-            Source::of(of).poll(context, readiness, task.as_ref(), || of.look())
+        self.in_turn(context, |Self { of, readiness, task, unread, .. }, context| {
+            Source::of(of).poll(context, readiness, task.as_ref(), unread, || of.look())
         })
     }
 }
@@ -221,9 +227,9 @@ impl<R: Readiness> Async<SharedQueues, R> {
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Result<(CqRole, Completion), CqError>> {
-        self.in_turn(context, |Self { of, readiness, task, .. }, context| {
+        self.in_turn(context, |Self { of, readiness, task, unread, .. }, context| {
             let link = of.0.link();
-            Source::of_both(link).poll(context, readiness, task.as_ref(), || look_in_any(link))
+            Source::of_both(link).poll(context, readiness, task.as_ref(), unread, || look_in_any(link))
         })
     }
 }

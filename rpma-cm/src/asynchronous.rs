@@ -71,6 +71,8 @@ pub struct Async<T, R> {
     pub(crate) of: T,
     pub(crate) readiness: R,
     pub(crate) task: Option<Task>,
+    /// There may be events that could not be taken: the descriptor became readable by them, and may not do so again.
+    pub(crate) unread: bool,
     turn: Turn,
 }
 
@@ -82,7 +84,7 @@ impl<T: Waitable, R: Readiness> Async<T, R> {
     /// If the process has no descriptor left, or the runtime refuses: [`Readiness::watch`].
     pub fn new(of: T) -> io::Result<Self> {
         let Watched { fd, waiters } = of.watched()?;
-        Ok(Self { of, readiness: R::watch(fd)?, task: waiters.map(Task::new), turn: Turn::default() })
+        Ok(Self { of, readiness: R::watch(fd)?, task: waiters.map(Task::new), unread: false, turn: Turn::default() })
     }
 
     /// What it was made of; the runtime's part is given back.

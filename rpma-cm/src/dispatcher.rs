@@ -90,19 +90,30 @@ struct Members {
     due: VecDeque<u64>,
     /// How often somebody looked.
     looks: u32,
+    /// There may be events that could not be taken: the descriptor became readable by them, and may not do so again.
+    unread: bool,
 }
 
 struct Entry {
     link: Weak<Link>,
     is_due: bool,
+    /// Why its events could not be read, which is to be told. They are read again then.
+    failure: Option<io::Error>,
     /// That it is drained was told.
     end_told: bool,
+}
+
+/// Whose turn it is.
+struct Due {
+    number: u64,
+    link: Arc<Link>,
+    failure: Option<io::Error>,
 }
 
 impl Members {
     fn new(flag: Flag) -> Self {
         let (by_number, by_queue, due) = (BTreeMap::new(), HashMap::new(), VecDeque::new());
-        Self { flag, is_flagged: false, closed: false, last: DUE, by_number, by_queue, due, looks: 0 }
+        Self { flag, is_flagged: false, closed: false, last: DUE, by_number, by_queue, due, looks: 0, unread: false }
     }
 
     /// Once for as long as something is due: a busy dispatcher makes no system call by it.
@@ -122,19 +133,28 @@ impl Members {
         }
     }
 
-    /// Whether it is time to take events although something is due: those that are armed would wait behind the busy ones.
+    /// The events of a connection cannot be read.
+    fn fail(&mut self, number: u64, failure: io::Error) {
+        if let Some(entry) = self.by_number.get_mut(&number) {
+            entry.failure = Some(failure);
+            self.set_due(number);
+        }
+    }
+
+    /// Whether it is time to take events although something is due: those that are armed would wait behind the busy ones. Or without
+    /// waiting for the descriptor.
     fn is_stale(&mut self) -> bool {
         self.looks = self.looks.wrapping_add(1);
-        self.looks.is_multiple_of(32)
+        std::mem::take(&mut self.unread) || self.looks.is_multiple_of(32)
     }
 
     /// Clears the flag if there is none.
-    fn next_due(&mut self) -> Option<(u64, Arc<Link>)> {
+    fn next_due(&mut self) -> Option<Due> {
         while let Some(number) = self.due.pop_front() {
             if let Some(entry) = self.by_number.get_mut(&number) {
                 entry.is_due = false;
                 if let Some(link) = entry.link.upgrade() {
-                    return Some((number, link));
+                    return Some(Due { number, link, failure: entry.failure.take() });
                 }
             }
         }
@@ -161,7 +181,8 @@ pub struct Dispatched {
     /// The number of the queue pair: at which connection.
     pub qp_num: u32,
     /// A completion, and in which queue it was. Or why that connection has none: [`CqError::Drained`], once, when it has ended and nothing
-    /// is outstanding; the provider's refusals, again and again until the connection is dropped.
+    /// is outstanding; [`CqError::Wait`] when its events cannot be read, and the provider's refusals, again and again until they can be
+    /// or the connection is dropped.
     pub found: Result<(CqRole, Completion), CqError>,
 }
 
@@ -232,7 +253,7 @@ impl Dispatcher {
         let number = members.last + 1;
         epoll::add(&self.0.events, events, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?;
         members.last = number;
-        members.by_number.insert(number, Entry { link: Weak::new(), is_due: false, end_told: false });
+        members.by_number.insert(number, Entry { link: Weak::new(), is_due: false, failure: None, end_told: false });
         let queues: Vec<_> = queues.collect();
         members.by_queue.extend(queues.iter().map(|queue| (*queue, number)));
         drop(members);
@@ -258,7 +279,12 @@ impl Dispatcher {
             }
             // On its own: the last handle on a connection may be this one, and its end takes the lock.
             let due = lock(&self.0.members).next_due();
-            let Some((number, link)) = due else { return Ok(None) };
+            let Some(Due { number, link, failure }) = due else { return Ok(None) };
+            if let Some(failure) = failure {
+                self.read_events_of(number, &link);
+                self.set_due(number, task);
+                return Ok(Some(Dispatched { qp_num: link.qp.number(), found: Err(CqError::Wait(failure)) }));
+            }
             let found = match look_at(&link) {
                 Ok(None) => continue,
                 Err(CqError::Drained) => {
@@ -296,6 +322,14 @@ impl Dispatcher {
     /// Takes the events that are there: of queues, which are due then, and of connections. All of them, whatever fails meanwhile: some
     /// runtimes tell a task of the descriptor only when it becomes readable.
     fn take_events(&self) -> io::Result<()> {
+        let taken = self.take_all_events();
+        if taken.is_err() {
+            lock(&self.0.members).unread = true;
+        }
+        taken
+    }
+
+    fn take_all_events(&self) -> io::Result<()> {
         const AT_ONCE: usize = 64;
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut result = Ok(());
@@ -333,9 +367,18 @@ impl Dispatcher {
             DUE => Ok(()),
             number => {
                 let link = lock(&self.0.members).link(number);
-                // If it was the end, it makes itself due.
-                link.map_or(Ok(()), |link| link.pump())
+                if let Some(link) = link {
+                    self.read_events_of(number, &link);
+                }
+                Ok(())
             }
+        }
+    }
+
+    /// If there is the end among them, the connection makes itself due.
+    fn read_events_of(&self, number: u64, link: &Link) {
+        if let Err(e) = link.pump() {
+            lock(&self.0.members).fail(number, e);
         }
     }
 }
@@ -372,6 +415,8 @@ impl Member {
         if let Some(entry) = lock(&self.dispatcher.0.members).by_number.get_mut(&self.number) {
             entry.link = Arc::downgrade(link);
         }
+        // An event from before this was passed over: nobody knew whose it was.
+        self.dispatcher.read_events_of(self.number, link);
         self.is_due();
     }
 

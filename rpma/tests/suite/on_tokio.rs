@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_core::Stream;
 use rpma::prelude::*;
+use rpma::sys::testing::{Call, FailingProvider, Plan};
 use rpma::tokio::{Async, start};
 use rpma::{CqError, Dispatcher, Operation};
 use tokio::runtime::{Builder, Runtime};
@@ -13,7 +14,7 @@ use tokio::time::timeout;
 
 use super::death::{fill, requested_by_a_process};
 use super::executor::polled_once;
-use crate::support::{LIMIT, Pair, alone, cfg, complete, in_time, listen, peer, readable};
+use crate::support::{LIMIT, Pair, alone, cfg, complete, in_time, listen, peer, peer_over, provider, readable};
 
 /// A runtime of one thread, and one of several.
 fn runtimes() -> [Runtime; 2] {
@@ -155,6 +156,56 @@ fn dispatcher_s_task_is_told_what_lies_behind_the_events_of_many_connections() {
         assert_eq!((dispatched.qp_num, dispatched.found.unwrap().1.context()), (server.qp_num(), 7));
         drop(clients);
     });
+}
+
+#[test]
+fn failure_to_read_what_woke_a_task_is_an_error_and_loses_nothing() {
+    for call in [Call::ibv_get_cq_event, Call::rdma_get_cm_event] {
+        on_both(|| async {
+            let failing = FailingProvider::new(provider());
+            let Pair { client, server } = Pair::connect(&peer(), &cfg(), &peer_over(&failing.provider()), &cfg());
+            let mut completions = Async::new(server.cq()).unwrap();
+            assert!(polled_once(completions.wait()).is_pending());
+            failing.arm(Plan::nth_of(call, 0, libc::EIO));
+            // Nothing is outstanding that would wake it once more.
+            client.disconnect().unwrap();
+            let error = completions.wait().await.unwrap_err();
+            assert!(matches!(&error, CqError::Wait(e) if e.raw_os_error() == Some(libc::EIO)), "{error:?}");
+            assert_eq!(failing.fired(), [call]);
+            assert!(matches!(completions.wait().await, Err(CqError::Drained)));
+        });
+    }
+}
+
+#[test]
+fn failure_to_read_what_woke_a_dispatcher_s_task_is_told_and_loses_nothing() {
+    for call in [Call::ibv_get_cq_event, Call::rdma_get_cm_event] {
+        on_both(|| async {
+            let failing = FailingProvider::new(provider());
+            let peer_that_fails = peer_over(&failing.provider());
+            let dispatcher = Dispatcher::new(&peer_that_fails).unwrap();
+            let Pair { client, server } = Pair::connect(&peer(), &cfg(), &peer_that_fails, &cfg().dispatcher(&dispatcher));
+            let mut waiting = Async::new(dispatcher).unwrap();
+            server.recv(LocalSlice::null(), 5).unwrap();
+            assert!(polled_once(waiting.wait()).is_pending());
+            failing.arm(Plan::nth_of(call, 0, libc::EIO));
+            if call == Call::ibv_get_cq_event {
+                client.send(LocalSlice::null(), Signal::Always, 1).unwrap();
+                complete(&client, 1);
+                // Of the channel of all connections.
+                let error = waiting.wait().await.unwrap_err();
+                assert!(matches!(&error, CqError::Wait(e) if e.raw_os_error() == Some(libc::EIO)), "{error:?}");
+            } else {
+                client.disconnect().unwrap();
+                let told = waiting.wait().await.unwrap();
+                assert_eq!(told.qp_num, server.qp_num());
+                assert!(matches!(&told.found, Err(CqError::Wait(e)) if e.raw_os_error() == Some(libc::EIO)), "{told:?}");
+            }
+            assert_eq!(failing.fired(), [call]);
+            let told = waiting.wait().await.unwrap();
+            assert_eq!((told.qp_num, told.found.unwrap().1.context()), (server.qp_num(), 5));
+        });
+    }
 }
 
 #[test]
