@@ -32,6 +32,7 @@ pub enum DeviceEventKind {
     /// A connection could not go by its alternate path.
     PathMigrationError,
     /// A queue pair in the error state takes no more receives from its shared queue, and has completed all that it took.
+    /// (The soft-RoCE of Linux 6.1 never says so, that of 6.12 does.)
     LastReceive,
     /// A completion queue overflowed or failed, and can no longer be used; nor can its queue pairs.
     CqError,

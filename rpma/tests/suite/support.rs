@@ -254,6 +254,8 @@ pub(crate) struct Known {
     pub(crate) files: Files,
     /// Whether advice on a region reaches the memory.
     pub(crate) advice: bool,
+    /// Whether the end of a connection on a shared receive queue is an event of the device.
+    pub(crate) last_receive_event: bool,
 }
 
 /// How a device takes files that are neither on persistent memory nor on tmpfs.
@@ -271,15 +273,22 @@ pub(crate) enum Files {
 pub(crate) fn known() -> Known {
     if is_soft() {
         let native = !is_emulated();
-        return Known { native_ops: native, on_demand_paging: native, files: Files::All, advice: native };
+        return Known {
+            native_ops: native,
+            on_demand_paging: native,
+            files: Files::All,
+            advice: native,
+            last_receive_event: true,
+        };
     }
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
     let version = (numbers.next().unwrap(), numbers.next().unwrap());
     // Soft-RoCE's half in rdma-core passes no advice on, whatever its kernel could do with it.
-    let native = Known { native_ops: true, on_demand_paging: false, files: Files::ForReading, advice: false };
+    let native =
+        Known { native_ops: true, on_demand_paging: false, files: Files::ForReading, advice: false, last_receive_event: true };
     match version {
-        (6, 1) => Known { native_ops: false, files: Files::ForWriting, ..native },
+        (6, 1) => Known { native_ops: false, files: Files::ForWriting, last_receive_event: false, ..native },
         (6, 12) => native,
         (7.., _) => Known { on_demand_paging: true, ..native },
         _ => panic!("nobody has said what soft-RoCE has on Linux {}: look, and add it here", release.trim()),
