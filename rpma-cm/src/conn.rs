@@ -13,7 +13,7 @@ use crate::batch::Batch;
 use crate::completion::Completion;
 use crate::cq::{self, CompletionQueue, CqError, CqRole, Fired};
 use crate::event::{ConnEvent, EventError, Rejection};
-use crate::link::{Link, lock};
+use crate::link::Link;
 use crate::parameters::Negotiated;
 use crate::peer::Peer;
 use crate::post::{OpPath, PostError, Signal};
@@ -320,7 +320,7 @@ impl Conn {
     /// on: `rpma_conn_apply_remote_peer_cfg(3)`. It may be applied again; the last one holds.
     #[doc(alias = "rpma_conn_apply_remote_peer_cfg")]
     pub fn apply_remote_peer_cfg(&self, cfg: PeerCfg) {
-        *lock(&self.0.remote_cfg) = Some(cfg);
+        self.0.remote_cfg.set(cfg);
     }
 
     /// The transport's parameters that hold here, as both ends and the connection manager agreed on them: what the [`ConnCfg`] methods

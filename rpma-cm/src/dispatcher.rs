@@ -422,6 +422,10 @@ impl Member {
 
     /// There may be something to tell of the connection.
     pub(crate) fn is_due(&self) {
+        // In a forked child, the lock may be held for ever by a thread that only the parent has.
+        if !self.mark.is_current() {
+            return;
+        }
         lock(&self.dispatcher.0.members).set_due(self.number);
         self.dispatcher.0.waiters.wake();
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rpma_mr::PeerCfg;
@@ -44,6 +44,29 @@ impl NativeChoice {
     }
 }
 
+/// What the peer said of its platform, if it was applied. Without a lock: who asks in a forked child is not to wait for a thread that only
+/// the parent has.
+#[derive(Debug, Default)]
+pub(crate) struct RemoteCfg(
+    /// 0 for nothing; else the length of the encoded configuration above its two bytes.
+    AtomicU32,
+);
+
+impl RemoteCfg {
+    pub(crate) fn set(&self, cfg: PeerCfg) {
+        let encoded = cfg.to_bytes();
+        let mut number = [0; 4];
+        number[..encoded.len()].copy_from_slice(&encoded);
+        number[2] = if encoded.len() == 1 { 1 } else { 2 };
+        self.0.store(u32::from_le_bytes(number), Ordering::SeqCst);
+    }
+
+    pub(crate) fn get(&self) -> Option<PeerCfg> {
+        let [first, second, len, _] = self.0.load(Ordering::SeqCst).to_le_bytes();
+        PeerCfg::from_bytes(&[first, second][..len.into()]).ok()
+    }
+}
+
 /// Where the receives of a connection are posted.
 #[derive(Debug)]
 pub(crate) enum Receives {
@@ -76,7 +99,7 @@ pub(crate) struct Link {
     pub(crate) atomic_write: NativeChoice,
     pub(crate) flush_told: AtomicBool,
     pub(crate) atomic_write_told: AtomicBool,
-    pub(crate) remote_cfg: Mutex<Option<PeerCfg>>,
+    pub(crate) remote_cfg: RemoteCfg,
     pub(crate) max_message_bytes: u32,
     pub(crate) parameters: Parameters,
     pub(crate) private_data: OnceLock<Vec<u8>>,
@@ -158,7 +181,7 @@ impl Link {
                 Some(srq) => Receives::Shared(srq.clone()),
                 None => Receives::Own(Mutex::new(Ledger::new(cfg.get_rq_size()))),
             },
-            remote_cfg: Mutex::new(None),
+            remote_cfg: RemoteCfg::default(),
             max_message_bytes,
             parameters: cfg.parameters,
             private_data: OnceLock::new(),
@@ -183,6 +206,8 @@ impl Link {
 
     /// Reads what the connection manager has for us, acts on it, and keeps it for [`next_event`](Self::next_event).
     pub(crate) fn pump(&self) -> io::Result<()> {
+        // Before a lock is taken, which another thread of the parent may have held.
+        self.qp.check_process()?;
         let mut ended = false;
         let read = self.read_events(&mut ended);
         // With nothing locked: what waking a task does is its runtime's to know.
@@ -409,7 +434,23 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use rpma_mr::NativeOps;
+
     use super::*;
+
+    #[test]
+    fn peer_s_configuration_is_none_until_it_is_set_and_then_the_last() {
+        let remote = RemoteCfg::default();
+        assert_eq!(remote.get(), None);
+        let native = |flush, atomic_write| Some(NativeOps { flush, atomic_write });
+        for ops in [None, native(false, false), native(true, false), native(false, true), native(true, true), None] {
+            for direct_write in [true, false] {
+                let cfg = PeerCfg::new().with_direct_write_to_pmem(direct_write).with_native_ops(ops);
+                remote.set(cfg);
+                assert_eq!(remote.get(), Some(cfg));
+            }
+        }
+    }
 
     #[test]
     fn automatic_mode_is_native_where_both_ends_have_it() {

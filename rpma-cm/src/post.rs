@@ -300,7 +300,7 @@ impl Link {
         context: u64,
     ) -> Result<Request<'static>, PostError> {
         let operation = Operation::Flush;
-        let cfg = *lock(&self.remote_cfg);
+        let cfg = self.remote_cfg.get();
         if flush_type == FlushType::Persistent && !cfg.is_some_and(|cfg| cfg.direct_write_to_pmem()) {
             return Err(PostError::NoDirectWrite { is_applied: cfg.is_some() });
         }
@@ -337,12 +337,12 @@ impl Link {
 
 impl Link {
     pub(crate) fn flush_path(&self) -> OpPath {
-        let peer_has = lock(&self.remote_cfg).and_then(|cfg| cfg.native_ops()).map(|native| native.flush);
+        let peer_has = self.remote_cfg.get().and_then(|cfg| cfg.native_ops()).map(|native| native.flush);
         if self.flush.is_native(peer_has) { OpPath::Native } else { OpPath::Emulated }
     }
 
     pub(crate) fn atomic_write_path(&self) -> OpPath {
-        let peer_has = lock(&self.remote_cfg).and_then(|cfg| cfg.native_ops()).map(|native| native.atomic_write);
+        let peer_has = self.remote_cfg.get().and_then(|cfg| cfg.native_ops()).map(|native| native.atomic_write);
         if self.atomic_write.is_native(peer_has) { OpPath::Native } else { OpPath::Emulated }
     }
 

@@ -110,6 +110,8 @@ pub(crate) fn wait_for<T>(
     wait: Wait,
     look: impl Fn() -> Result<Option<T>, CqError>,
 ) -> Result<T, CqError> {
+    // Before a lock is taken, which another thread of the parent may have held.
+    queue.cq.check_process().map_err(CqError::Provider)?;
     let waiters = &queue.waiters;
     let cqs = || [Some(queue), other].into_iter().flatten().map(|queue| &queue.cq);
     loop {

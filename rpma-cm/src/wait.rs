@@ -87,6 +87,11 @@ impl Flag {
         }
     }
 
+    /// Whether this process made it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.mark.is_current()
+    }
+
     pub(crate) fn clear(&self) {
         if self.mark.is_current() {
             // EAGAIN: it was not set.

@@ -39,8 +39,12 @@ impl Waiters {
         Ok(Self { state: Mutex::default(), changed: Condvar::new(), wake: Flag::new()? })
     }
 
-    /// Makes everybody look again.
+    /// Makes everybody look again. In a forked child nobody is there, and the lock may be held for ever by a thread that only the parent
+    /// has.
     pub(crate) fn wake(&self) {
+        if !self.wake.is_ours() {
+            return;
+        }
         self.look_again(lock(&self.state), None);
         self.wake.set();
     }

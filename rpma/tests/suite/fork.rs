@@ -4,6 +4,8 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use rpma::prelude::*;
 use rpma::tokio::Async;
@@ -13,14 +15,14 @@ use rustix::process::{Pid, PidfdFlags, Signal as Kill, WaitOptions, kill_process
 use tokio::time::timeout;
 
 use super::executor::polled_once;
-use crate::support::{LIMIT, Pair, alone, cfg, complete, listen, peer, received, region, remote, still_works};
+use crate::support::{LIMIT, Pair, SetOnDrop, alone, cfg, complete, listen, peer, received, region, remote, still_works};
 
 /// Forks, runs `body` in the child, and fails with what it says if it panics. The child ends as a process does that returns from main:
 /// by `exit(3)`, with all that this runs.
 fn in_a_child(body: impl FnOnce()) {
     let (told, tells) = rustix::pipe::pipe().unwrap();
-    // SAFETY: the caller runs `alone`: no other thread of this process holds a lock that the child would miss. (The C library takes
-    // care of its own.)
+    // SAFETY: the caller runs `alone`: no other thread of this process holds a lock that the child would miss, or none but those of which
+    // the test is that the child takes none. (The C library takes care of its own.)
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid == 0 {
@@ -168,6 +170,41 @@ fn calls_in_a_child_are_errors_and_its_parent_notices_none_of_them() {
         assert!(matches!(endpoint.next_request(Wait::Now), Err(rpma::RequestError::NoRequest)));
         lost.take().unwrap().deregister().unwrap();
         still_works(&pair);
+    });
+}
+
+#[test]
+fn child_of_a_busy_parent_meets_no_lock_of_its_threads() {
+    alone(|| {
+        let peer = peer();
+        let dispatcher = Dispatcher::new(&peer).unwrap();
+        let Pair { client, server } = Pair::connect(&peer, &cfg(), &peer, &cfg().dispatcher(&dispatcher));
+        let there = RemoteSlice::NULL;
+        let over = AtomicBool::new(false);
+        let until_over = |body: &dyn Fn()| {
+            while !over.load(Ordering::Relaxed) {
+                body();
+            }
+        };
+        thread::scope(|scope| {
+            let _over = SetOnDrop(&over);
+            // They take what a child must not wait for, again and again.
+            scope.spawn(|| until_over(&|| drop(client.cq().wait(Wait::Now).unwrap_err())));
+            scope.spawn(|| until_over(&|| drop(client.next_event(Wait::Now).unwrap_err())));
+            scope.spawn(|| until_over(&|| client.apply_remote_peer_cfg(PeerCfg::new())));
+            scope.spawn(|| until_over(&|| drop(dispatcher.wait(Wait::Now).unwrap_err())));
+            for _ in 0..20 {
+                in_a_child(|| {
+                    assert!(client.cq().wait(Wait::Now).is_err() && client.next_event(Wait::Now).is_err());
+                    let _path = (client.flush_path(), client.atomic_write_path());
+                    assert!(client.flush(there, FlushType::Visibility, Signal::Always, 1).is_err());
+                    client.close();
+                    assert!(dispatcher.wait(Wait::Now).is_err());
+                    server.close();
+                    dispatcher.close();
+                });
+            }
+        });
     });
 }
 
