@@ -100,9 +100,7 @@ fn type_of_service(addr: SocketAddr) -> Option<u32> {
 
 #[test]
 fn type_of_service_is_the_sockets_whenever_it_is_set() {
-    if !is_soft() {
-        return;
-    }
+    assert!(is_soft(), "about the software provider alone");
     for address in ["127.0.0.1:0", "[::1]:0"] {
         let (before, after) = (id(), id());
         before.set_option(IdOption::TypeOfService(0x20)).unwrap();
@@ -119,9 +117,7 @@ fn type_of_service_is_the_sockets_whenever_it_is_set() {
 
 #[test]
 fn ipv6_wildcard_leaves_out_ipv4_if_it_is_told_to() {
-    if !is_soft() {
-        return;
-    }
+    assert!(is_soft(), "about the software provider alone");
     // Before it is bound, and after.
     for (v6only, early) in [(false, true), (true, true), (false, false), (true, false)] {
         let provider = provider();

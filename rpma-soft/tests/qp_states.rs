@@ -137,9 +137,7 @@ fn steps_that_do_not_exist_are_refused_and_change_nothing() {
 
 #[test]
 fn way_to_a_connection_is_the_connection_managers() {
-    if !is_soft() {
-        return;
-    }
+    assert!(is_soft(), "about the software provider alone");
     let asked = ask(&provider(), false, false);
     let attr = ibv_qp_attr { qp_state: IBV_QPS_RTR, path_mtu: IBV_MTU_1024, dest_qp_num: 7, ..ibv_qp_attr::default() };
     let mask = IBV_QP_STATE
@@ -262,9 +260,7 @@ fn shared_receive_queue_is_filled_through_the_context_and_stays_while_a_queue_pa
 
 #[test]
 fn limit_of_a_shared_receive_queue_is_told_of_once_each_time_that_it_is_set() {
-    if !is_soft() {
-        return;
-    }
+    assert!(is_soft(), "about the software provider alone");
     let (client, server, _) = ask(&provider(), false, true).accept();
     let modify = |max_wr, srq_limit, mask: ibv_srq_attr_mask| {
         // SAFETY: live, and of this provider.
