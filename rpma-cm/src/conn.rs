@@ -398,6 +398,10 @@ impl Conn {
     /// Writes 8 bytes that a reader sees all or none of: `rpma_atomic_write(3)`. `dst` is 8 bytes at an address that is a multiple of 8;
     /// `value` is copied. Stays behind every flush posted before it.
     ///
+    /// Emulated, it is as atomic as the device places 8 aligned bytes: RDMA cards do so at once. Soft-RoCE copies them with its kernel's
+    /// `memcpy`, and a kernel that does that with `rep movsb` (Linux 6.1 where the processor has ERMS) may leave them torn on a
+    /// processor that splits it.
+    ///
     /// Needs WRITE_DST there.
     ///
     /// # Errors
