@@ -45,7 +45,9 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls,
 ///
 /// # Durability
 ///
-/// A persistent flush is carried out by the responder: `msync(2)` for a mapped file, cache write-back and a fence for device DAX. What
+/// A persistent flush is carried out by the responder: `msync(2)` for a mapped file, cache write-back and a fence for device DAX. A file on
+/// persistent memory (`MAP_SYNC`) takes `msync(2)` too: a write-back by the processor would be faster, and would kill the process if the
+/// file was truncated meanwhile. What
 /// memory is, is looked up at registration; memory that keeps nothing (anonymous, private, tmpfs, ramfs, hugetlbfs) does not accept the
 /// right to flush persistently (EINVAL, as on soft-RoCE). Nor does a file that this process cannot open again to see its length: one that
 /// was unlinked, in a process without `CAP_CHECKPOINT_RESTORE`. If the file was truncated, the flush fails as a remote operational error.

@@ -3,10 +3,12 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{fstatfs, major, minor};
+
+use super::page::Page;
 
 /// One mapping.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,11 +81,12 @@ impl Mapping {
         if !self.shared || self.inode == 0 {
             return None;
         }
-        // A DAX device has no page cache to write back: the processor's is all there is. Only for x86-64 is that written here.
-        if self.path.starts_with("/dev/dax") {
-            return cfg!(target_arch = "x86_64").then_some(Durability::CacheLines);
-        }
         let file = self.file()?;
+        let is = file.metadata().ok()?;
+        if is.file_type().is_char_device() {
+            // A DAX device has no page cache to write back: the processor's is all there is. Only for x86-64 is that written here.
+            return (cfg!(target_arch = "x86_64") && is_dax(&sysfs_of(is.rdev()))).then_some(Durability::CacheLines);
+        }
         // These keep nothing: `TMPFS_MAGIC`, `RAMFS_MAGIC`, `HUGETLBFS_MAGIC` (statfs(2)).
         let volatile = [0x0102_1994, 0x8584_58F6, 0x9584_58F6];
         let kind = fstatfs(&file).ok()?.f_type.cast_unsigned() & 0xFFFF_FFFF;
@@ -92,15 +95,37 @@ impl Mapping {
 
     /// The mapped file, if it can be opened and is the same one still.
     fn file(&self) -> Option<File> {
-        let by_range = PathBuf::from(format!("/proc/self/map_files/{:x}-{:x}", self.start, self.end));
-        let open = |path: &Path| {
-            let file = File::open(path).ok()?;
-            let is = file.metadata().ok()?;
-            let same_device = (major(is.dev()), minor(is.dev())) == self.device;
-            (is.ino() == self.inode && (same_device || path == by_range)).then_some(file)
-        };
-        open(&by_range).or_else(|| open(&self.path))
+        // Of what is mapped, and no other. Takes a capability.
+        let by_range = File::open(format!("/proc/self/map_files/{:x}-{:x}", self.start, self.end)).ok();
+        by_range.or_else(|| File::open(&self.path).ok().filter(|file| self.is_of(file).unwrap_or(false)))
     }
+
+    /// Whether `file` is what is mapped. On some file systems (btrfs, overlays) stat(2) tells other numbers than the list of mappings, so
+    /// that one is asked again, about a mapping of `file`.
+    fn is_of(&self, file: &File) -> io::Result<bool> {
+        let is = file.metadata()?;
+        if (is.ino(), major(is.dev()), minor(is.dev())) == (self.inode, self.device.0, self.device.1) {
+            return Ok(true);
+        }
+        // Not of a device, which mapping may do something to.
+        Ok(is.is_file() && listed(file)?.is_some_and(|of| (of.device, of.inode) == (self.device, self.inode)))
+    }
+}
+
+/// How the list of mappings has the file.
+fn listed(file: &File) -> io::Result<Option<Mapping>> {
+    let page = Page::of(file)?;
+    Ok(covering(page.addr(), 1)?.and_then(|mut found| found.pop()))
+}
+
+/// What the kernel tells of a character device (sysfs(5)).
+fn sysfs_of(device: u64) -> PathBuf {
+    PathBuf::from(format!("/sys/dev/char/{}:{}", major(device), minor(device)))
+}
+
+/// Whether the device belongs to the kernel's DAX subsystem.
+fn is_dax(sysfs: &Path) -> bool {
+    fs::read_link(sysfs.join("subsystem")).is_ok_and(|subsystem| subsystem.ends_with("dax"))
 }
 
 /// How memory is made durable.
@@ -135,6 +160,8 @@ impl Durability {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     const MAPS: &str = "\
@@ -172,5 +199,27 @@ mod tests {
         let found = covering(addr, 1).unwrap().unwrap();
         assert!(found[0].writable && found[0].durability().is_none());
         assert!(covering(16, 1).unwrap().is_none());
+    }
+
+    #[test]
+    fn mapping_is_of_the_file_that_it_is_of_and_of_no_other() {
+        let [one, other] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        let mapping = listed(&one).unwrap().unwrap();
+        assert!(mapping.is_of(&one).unwrap() && !mapping.is_of(&other).unwrap());
+        // What decides where stat(2) tells another device.
+        let again = listed(&one).unwrap().unwrap();
+        assert_eq!((again.device, again.inode), (mapping.device, mapping.inode));
+        assert_ne!(listed(&other).unwrap().unwrap().inode, mapping.inode);
+    }
+
+    #[test]
+    fn dax_devices_are_known_by_their_subsystem() {
+        let sysfs = tempfile::tempdir().unwrap();
+        assert!(!is_dax(sysfs.path()));
+        symlink("../../../../../../../bus/dax", sysfs.path().join("subsystem")).unwrap();
+        assert!(is_dax(sysfs.path()));
+        let (null, zero) = (fs::metadata("/dev/null").unwrap(), fs::metadata("/dev/zero").unwrap());
+        assert_ne!(sysfs_of(null.rdev()), sysfs_of(zero.rdev()));
+        assert!(!is_dax(&sysfs_of(null.rdev())));
     }
 }

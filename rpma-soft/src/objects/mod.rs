@@ -27,6 +27,7 @@ mod maps;
 pub(crate) mod memory;
 pub(crate) mod mr;
 mod options;
+mod page;
 pub(crate) mod post;
 mod progress;
 pub(crate) mod qp;
