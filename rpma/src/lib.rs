@@ -242,6 +242,9 @@
 #![forbid(unsafe_code)]
 
 mod provider;
+#[cfg(all(feature = "testing", feature = "soft"))]
+#[doc(hidden)]
+pub mod testing;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 
