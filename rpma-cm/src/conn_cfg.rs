@@ -11,6 +11,16 @@ use crate::srq::Srq;
 ///
 /// What is right concerns both ends: a native FLUSH needs a target device that knows it, the emulation by a READ a target region with
 /// remote-read (spec: librpma 1.3.0 chooses by its own end alone).
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
+/// let cfg = ConnCfg::new().flush_mode(OpMode::Emulated); // and what atomic writes need, as the device has it
+/// # let (conn, _) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+/// assert_eq!((conn.flush_path(), conn.atomic_write_path()), (OpPath::Emulated, OpPath::Native));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OpMode {
     /// Native where our queue pair has it and the peer's configuration does not say that its device has none.
@@ -28,12 +38,13 @@ pub enum OpMode {
 /// device cannot give is an error when the request is made.
 ///
 /// ```
-/// use std::time::Duration;
-/// use rpma_cm::ConnCfg;
+/// use rpma::prelude::*;
 ///
 /// let cfg = ConnCfg::new().sq_size(64).timeout(Duration::from_secs(5));
-/// assert_eq!(cfg.get_sq_size(), 64);
-/// assert_eq!(cfg.get_rq_size(), 10);
+/// assert_eq!((cfg.get_sq_size(), cfg.get_timeout()), (64, Duration::from_secs(5)));
+/// // What was not set is librpma's default.
+/// assert_eq!((cfg.get_cq_size(), cfg.get_rcq_size(), cfg.get_rq_size()), (10, 0, 10));
+/// assert_eq!((cfg.get_shared_channel(), cfg.get_srq()), (false, None));
 /// ```
 #[doc(alias = "rpma_conn_cfg_delete")]
 #[doc(alias = "rpma_conn_cfg_new")]
@@ -85,6 +96,19 @@ impl ConnCfg {
     }
 
     /// How long resolving the peer's address and the route to it may take, together: `rpma_conn_cfg_set_timeout(3)`.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let cfg = ConnCfg::new().timeout(Duration::from_secs(20));
+    /// let resolving = ConnReq::start(&peer, addr, &cfg)?;
+    /// let left = resolving.deadline().duration_since(std::time::Instant::now());
+    /// assert!(left > Duration::from_secs(1) && left <= cfg.get_timeout());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_conn_cfg_set_timeout")]
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -96,6 +120,19 @@ impl ConnCfg {
     ///
     /// The queue is made larger where this is less than what can complete into it at once (send queue plus receive queue, unless receives
     /// complete elsewhere): a completion queue that overflows takes its connection with it.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let connect = |cfg: &ConnCfg| rpma::testing::pair_with(&peer, cfg, &ConnCfg::new());
+    /// let (conn, _) = connect(&ConnCfg::new().cq_size(100))?;
+    /// assert!(conn.cq().capacity() >= 100);
+    /// // Less than the queues need is made enough.
+    /// let (conn, _) = connect(&ConnCfg::new().cq_size(1).sq_size(16).rq_size(16))?;
+    /// assert!(conn.cq().capacity() >= 32);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_conn_cfg_set_cq_size")]
     #[must_use]
     pub fn cq_size(mut self, cq_size: u32) -> Self {
@@ -109,6 +146,20 @@ impl ConnCfg {
     ///
     /// It is made larger where that is needed, as the main one is. A shared receive queue that has a CQ of its own takes the receives of
     /// all its connections there, and this is ignored.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().rcq_size(10);
+    /// # let (client, conn) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &cfg)?;
+    /// conn.recv(LocalSlice::null(), 7)?;
+    /// # client.send(LocalSlice::null(), Signal::OnError, 1)?; // the peer's message
+    /// let rcq = conn.rcq().ok_or("has one")?;
+    /// assert_eq!(rcq.wait(Duration::from_secs(10))?.context(), 7);
+    /// assert_eq!(conn.cq().poll()?, None); // which has no receives now
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_conn_cfg_set_rcq_size")]
     #[must_use]
     pub fn rcq_size(mut self, rcq_size: u32) -> Self {
@@ -119,18 +170,21 @@ impl ConnCfg {
     /// Whether the main CQ and the receive CQ are on one completion channel: `rpma_conn_cfg_set_compl_channel(3)`. Both are then waited for
     /// at once, by [`Conn::wait`](crate::Conn::wait), and neither alone.
     ///
-    /// ```no_run
-    /// # use rpma_cm::{ConnCfg, ConnReq, CqRole, Peer, Wait};
-    /// # use std::time::Duration;
-    /// # fn f(peer: &Peer) -> Result<(), Box<dyn std::error::Error>> {
-    /// let request = ConnReq::new(peer, ("10.0.0.1", 7204), &ConnCfg::new().rcq_size(10).shared_channel(true))?;
-    /// let conn = request.connect(&[])?.established(Duration::from_secs(5))?;
-    /// match conn.wait(Wait::Forever)? {
-    ///     (CqRole::Main, sent) => println!("{} {} is done", sent.operation(), sent.context()),
-    ///     (CqRole::Receive, got) => println!("a message came to receive {}", got.context()),
+    /// ```
+    /// use rpma::CqRole;
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+    /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// conn.recv(LocalSlice::null(), 1)?;
+    /// # server.send(LocalSlice::null(), Signal::OnError, 0)?; // the peer's message
+    /// match conn.wait(Duration::from_secs(10))? {
+    ///     (CqRole::Receive, got) => assert_eq!((got.operation(), got.context()), (Operation::Recv, 1)),
+    ///     (CqRole::Main, sent) => panic!("nothing was sent, and {sent:?} is done"),
     /// }
-    /// # Ok(())
-    /// # }
+    /// assert!(conn.cq().wait(Wait::Now).is_err()); // neither is waited for alone
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// Not together with a shared receive queue that has a CQ of its own, and so a channel of its own: making the connection is then
@@ -147,6 +201,19 @@ impl ConnCfg {
     /// [`recv`](crate::Conn::recv) is an error.
     ///
     /// These parameters hold the queue, and so do the connections made with them.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let srq = peer.new_srq(&SrqCfg::new())?;
+    /// let cfg = ConnCfg::new().srq(&srq);
+    /// assert_eq!(cfg.get_srq(), Some(&srq));
+    /// # let (_client, conn) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &cfg)?;
+    /// assert!(matches!(conn.recv(LocalSlice::null(), 1), Err(PostError::SharedReceives)));
+    /// srq.recv(LocalSlice::null(), 1)?; // for this connection, and all others on the queue
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_conn_cfg_set_srq")]
     #[must_use]
     pub fn srq(mut self, srq: &Srq) -> Self {
@@ -155,6 +222,23 @@ impl ConnCfg {
     }
 
     /// Requests that can be posted to the send queue and not yet polled: `rpma_conn_cfg_set_sq_size(3)`.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().sq_size(2);
+    /// # let (conn, _server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// # let (_memory, there) = rpma::testing::target(&_server, Usage::WRITE_DST)?;
+    /// conn.write(there.slice(0..4)?, Inline(b"here"), Signal::Always, 1)?;
+    /// conn.write(there.slice(4..8)?, Inline(b"also"), Signal::Always, 2)?;
+    /// let third = conn.write(there.slice(8..12)?, Inline(b"full"), Signal::Always, 3);
+    /// assert!(matches!(third, Err(PostError::QueueFull { limit: 2, .. })));
+    ///
+    /// conn.cq().wait(Duration::from_secs(10))?.result()?; // makes room
+    /// conn.write(there.slice(8..12)?, Inline(b"room"), Signal::Always, 3)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_conn_cfg_set_sq_size")]
     #[must_use]
     pub fn sq_size(mut self, sq_size: u32) -> Self {
@@ -163,6 +247,18 @@ impl ConnCfg {
     }
 
     /// Receives that can be posted and not yet polled: `rpma_conn_cfg_set_rq_size(3)`.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().rq_size(1);
+    /// # let (conn, _server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// # let inbox = peer.register(AnonPages::new(4096)?, Usage::RECV)?;
+    /// conn.recv(inbox.slice(..512)?, 1)?;
+    /// assert!(matches!(conn.recv(inbox.slice(512..)?, 2), Err(PostError::QueueFull { limit: 1, .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_conn_cfg_set_rq_size")]
     #[must_use]
     pub fn rq_size(mut self, rq_size: u32) -> Self {
@@ -174,8 +270,21 @@ impl ConnCfg {
     /// ([`Conn::granted`](crate::Conn::granted)) may be more, and is what holds.
     ///
     /// ```
-    /// let cfg = rpma_cm::ConnCfg::new().send_sge(4).recv_sge(2).inline_bytes(64);
-    /// assert_eq!((cfg.get_send_sge(), cfg.get_recv_sge(), cfg.get_inline_bytes()), (4, 2, 64));
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().send_sge(2);
+    /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+    /// # let here = peer.register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
+    /// here.write_at(0, b"head")?;
+    /// here.write_at(1024, b"body")?;
+    /// conn.write(there.slice(0..8)?, &[here.slice(0..4)?, here.slice(1024..1028)?], Signal::Always, 1)?;
+    /// conn.cq().wait(Duration::from_secs(10))?.result()?;
+    /// # let mut arrived = [0; 8];
+    /// # memory.read_at(0, &mut arrived)?;
+    /// assert_eq!(&arrived, b"headbody"); // at the peer
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn send_sge(mut self, send_sge: u32) -> Self {
@@ -185,6 +294,22 @@ impl ConnCfg {
 
     /// Slices that one receive can be spread over; 1 by default, and at least. A shared receive queue has its own number
     /// ([`SrqCfg::recv_sge`](crate::SrqCfg::recv_sge)).
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().recv_sge(2);
+    /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// # let inbox = peer.register(AnonPages::new(4096)?, Usage::RECV)?;
+    /// conn.recv(&[inbox.slice(..4)?, inbox.slice(1024..)?], 1)?;
+    /// # server.send(Inline(b"headbody"), Signal::OnError, 1)?; // the peer's message
+    /// conn.cq().wait(Duration::from_secs(10))?.result()?;
+    /// let mut body = [0; 4];
+    /// inbox.read_at(1024, &mut body)?;
+    /// assert_eq!(&body, b"body");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn recv_sge(mut self, recv_sge: u32) -> Self {
         self.recv_sge = recv_sge.max(1);
@@ -192,6 +317,21 @@ impl ConnCfg {
     }
 
     /// Bytes that a write or a message can carry [inline](crate::Inline); 8 by default, and at least: an emulated atomic write is one.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().inline_bytes(32);
+    /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+    /// let most = conn.granted().inline_bytes; // 32 or more
+    /// conn.write(there.slice(0..32)?, Inline(&[7; 32]), Signal::Always, 1)?;
+    /// let more = vec![7; most as usize + 1];
+    /// let refused = conn.send(Inline(&more), Signal::Always, 2);
+    /// assert!(matches!(refused, Err(PostError::InlineTooLong { granted_bytes, .. }) if granted_bytes == most));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn inline_bytes(mut self, inline_bytes: u32) -> Self {
         self.inline_bytes = inline_bytes.max(ATOMIC_BYTES);
@@ -199,6 +339,17 @@ impl ConnCfg {
     }
 
     /// How flushes are made.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().flush_mode(OpMode::Emulated);
+    /// assert_eq!(cfg.get_flush_mode(), OpMode::Emulated);
+    /// # let (conn, _) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// assert_eq!(conn.flush_path(), OpPath::Emulated); // by a read, as the C library always does
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn flush_mode(mut self, mode: OpMode) -> Self {
         self.flush_mode = mode;
@@ -206,6 +357,17 @@ impl ConnCfg {
     }
 
     /// How atomic writes are made.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().atomic_write_mode(OpMode::Emulated);
+    /// assert_eq!(cfg.get_atomic_write_mode(), OpMode::Emulated);
+    /// # let (conn, _) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// assert_eq!(conn.atomic_write_path(), OpPath::Emulated);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn atomic_write_mode(mut self, mode: OpMode) -> Self {
         self.atomic_write_mode = mode;

@@ -95,6 +95,18 @@ impl ConnCfg {
     /// How often a request that the peer's device does not answer is sent again, 0 to 7; 7 by default. The client's counts for both
     /// sides, and accepting ignores it.
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().retry_count(3)?;
+    /// # let (client, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// // The client's counts for both.
+    /// assert_eq!((client.negotiated()?.retry_count, server.negotiated()?.retry_count), (3, 3));
+    /// assert!(ConnCfg::new().retry_count(8).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ParameterError`] over 7.
@@ -108,6 +120,19 @@ impl ConnCfg {
     /// up, the peer's send fails (receiver not ready), and with it the connection.
     ///
     /// Each side says this to the other (`rnr_retry_count` in `rdma_connect(3)` and `rdma_accept(3)`).
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let impatient = ConnCfg::new().rnr_retry_count(0)?;
+    /// # let (sender, receiver) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &impatient)?;
+    /// assert_eq!(sender.negotiated()?.rnr_retry_count, 0); // the receiver said so
+    /// sender.send(LocalSlice::null(), Signal::Always, 1)?; // and has posted no receive
+    /// let failed = sender.cq().wait(Duration::from_secs(10))?.result();
+    /// assert!(failed.is_err_and(|e| e.to_string().contains("the peer has no receive posted")));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -125,13 +150,14 @@ impl ConnCfg {
     /// With [`retry_count`](Self::retry_count) it says how fast a peer is noticed that vanished: [`detection_time`](Self::detection_time).
     ///
     /// ```
-    /// # use rpma_cm::ConnCfg;
-    /// # use std::time::Duration;
-    /// # fn main() -> Result<(), rpma_cm::ParameterError> {
-    /// let cfg = ConnCfg::new().ack_timeout(14)?.retry_count(3)?;
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().ack_timeout(14)?.retry_count(3)?; // four times 67 ms
     /// assert_eq!(cfg.detection_time().map(|time| time.as_millis()), Some(268));
-    /// # Ok(())
-    /// # }
+    /// # let (conn, _) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// assert_eq!(conn.negotiated()?.ack_timeout, 14);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
@@ -149,6 +175,15 @@ impl ConnCfg {
     ///
     /// It is the shortest: a device may wait up to four times as long each time (InfiniBand specification, transport timer), and takes
     /// a time-out below its own shortest as that.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// assert_eq!(ConnCfg::new().detection_time(), None); // the connection manager chooses
+    /// let cfg = ConnCfg::new().ack_timeout(18)?.retry_count(0)?;
+    /// assert_eq!(cfg.detection_time().map(|time| time.as_millis()), Some(1073));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn detection_time(&self) -> Option<Duration> {
         detection_time(self.parameters.ack_timeout?, self.parameters.retry_count)
@@ -158,6 +193,17 @@ impl ConnCfg {
     /// device can. The connection manager negotiates: the peer's [initiator depth](Self::initiator_depth) is no more.
     ///
     /// More than the device has is an error when the request is made.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().responder_resources(4)?;
+    /// # let (reader, conn) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &cfg)?;
+    /// assert_eq!(conn.negotiated()?.responder_resources, 4);
+    /// assert_eq!(reader.negotiated()?.initiator_depth, 4); // the other side of the same
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -173,6 +219,21 @@ impl ConnCfg {
     ///
     /// More than the device has is an error when the request is made.
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().initiator_depth(1)?; // reads one by one
+    /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::READ_SRC)?;
+    /// # let here = peer.register(AnonPages::new(4096)?, Usage::READ_DST)?;
+    /// assert_eq!(conn.negotiated()?.initiator_depth, 1);
+    /// conn.read(here.slice(0..8)?, there.slice(0..8)?, Signal::OnError, 1)?;
+    /// conn.read(here.slice(8..16)?, there.slice(8..16)?, Signal::Always, 2)?; // waits for the first
+    /// assert_eq!(conn.cq().wait(Duration::from_secs(10))?.context(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ParameterError`] for 0, with which no read would ever begin.
@@ -185,6 +246,19 @@ impl ConnCfg {
     /// Which of the device's completion vectors, and so which interrupt and processor, the events of the completion queues go to; 0 by
     /// default. [`Context::completion_vectors`](rpma_mr::sys::owned::Context::completion_vectors) tells how many there are; one that the
     /// device has not is an error when the request is made.
+    ///
+    /// ```
+    /// use rpma::{BuildError, ConnReqError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let vectors = peer.device().context().completion_vectors();
+    /// let request = ConnReq::new(&peer, addr, &ConnCfg::new().completion_vector(vectors - 1))?;
+    /// let refused = ConnReq::new(&peer, addr, &ConnCfg::new().completion_vector(vectors));
+    /// assert!(matches!(refused, Err(ConnReqError::Build(BuildError::Parameter(_)))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn completion_vector(mut self, vector: u32) -> Self {
         self.parameters.completion_vector = vector;
@@ -193,6 +267,18 @@ impl ConnCfg {
 
     /// The type of service of the packets of an outgoing connection: the byte in the IP header, six bits of class and two of congestion
     /// (`RDMA_OPTION_ID_TOS` in `rdma_set_option(3)`). By default the system's. Accepting ignores it.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let cfg = ConnCfg::new().type_of_service(8 << 2); // class selector 1: what may wait
+    /// assert_eq!(cfg.get_type_of_service(), Some(0x20));
+    /// let request = ConnReq::new(&peer, addr, &cfg)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn type_of_service(mut self, value: u8) -> Self {
         self.parameters.type_of_service = Some(value);
@@ -243,6 +329,20 @@ impl ConnCfg {
 }
 
 /// What holds on an established connection, for what this side sends: [`Conn::negotiated`](crate::Conn::negotiated).
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
+/// let client = ConnCfg::new().ack_timeout(15)?.retry_count(3)?.initiator_depth(8)?;
+/// let server = ConnCfg::new().responder_resources(2)?;
+/// # let (conn, _server) = rpma::testing::pair_with(&peer, &client, &server)?;
+/// let agreed = conn.negotiated()?;
+/// assert_eq!((agreed.ack_timeout, agreed.retry_count), (15, 3));
+/// assert_eq!(agreed.initiator_depth, 2); // the server takes no more at once
+/// assert_eq!(agreed.detection_time(), client.detection_time());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
     /// The code of the acknowledge time-out: [`ConnCfg::ack_timeout`].
