@@ -122,6 +122,21 @@ impl RequestError {
 }
 
 /// A listening endpoint: `rpma_ep_listen(3)`. Its requests and connections do not need it: it may be dropped first.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
+/// let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// let addr = endpoint.local_addr().ok_or("listening")?;
+/// # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+/// let request = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(10))?;
+/// let pending = request.connect(b"welcome")?;
+/// # let client = client.established(Duration::from_secs(10))?;
+/// let conn = pending.established(Duration::from_secs(10))?;
+/// assert_eq!(conn.local_addr(), Some(addr));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "rpma_ep_shutdown")]
 #[doc(alias = "rpma_ep_get_fd")]
 #[doc(alias = "rpma_ep_listen")]
@@ -143,6 +158,18 @@ impl Endpoint {
     /// Listens on `addr`, which is of the peer's device; port 0 takes a free one ([`local_addr`](Self::local_addr) tells it). Each
     /// address of a host name is tried.
     ///
+    /// ```
+    /// use rpma::ListenError;
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?; // any port
+    /// let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let second = Endpoint::listen(&peer, addr);
+    /// assert!(matches!(second, Err(ListenError::InUse { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ListenError`], of the last address that was tried.
@@ -154,11 +181,23 @@ impl Endpoint {
     /// system allows on Linux. One that finds no room is not answered until there is some: the peer's connection manager asks again from time to
     /// time, and with the software provider it waits.
     ///
-    /// ```no_run
-    /// # fn f(peer: &rpma_cm::Peer) -> Result<(), rpma_cm::ListenError> {
-    /// let endpoint = rpma_cm::Endpoint::listen_with_backlog(peer, ("10.0.0.1", 7204), 16)?;
-    /// # Ok(())
-    /// # }
+    /// ```
+    /// use rpma::{EstablishError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let endpoint = Endpoint::listen_with_backlog(&peer, ("127.0.0.1", 0), 1)?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let ask = || -> Result<PendingConn, Box<dyn std::error::Error>> {
+    ///     Ok(ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?)
+    /// };
+    /// let (first, second) = (ask()?, ask()?); // the second waits for room
+    /// let (one, two) = (endpoint.next_request(Duration::from_secs(10))?, endpoint.next_request(Duration::from_secs(10))?);
+    /// one.reject(&[])?;
+    /// two.reject(&[])?;
+    /// for client in [first, second] {
+    ///     assert!(matches!(client.established(Duration::from_secs(10)), Err(EstablishError::Rejected(_))));
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
@@ -190,6 +229,22 @@ impl Endpoint {
     }
 
     /// Waits for a request and gives it without queues, to be looked at first.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(b"in a hurry")?;
+    /// let request = endpoint.next_request(Duration::from_secs(10))?;
+    /// // Queues as this client wants them.
+    /// let sq_size = if request.private_data().starts_with(b"in a hurry") { 100 } else { 10 };
+    /// let conn_req = request.prepare(&ConnCfg::new().sq_size(sq_size))?;
+    /// let pending = conn_req.connect(&[])?;
+    /// assert!(pending.granted().send_wr >= 100);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -232,6 +287,23 @@ impl Endpoint {
     }
 
     /// Waits for a request and makes its queues: `rpma_ep_next_conn_req(3)`.
+    ///
+    /// ```
+    /// use rpma::{RequestError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let cfg = ConnCfg::new();
+    /// assert!(matches!(endpoint.next_conn_req(&cfg, Wait::Now), Err(RequestError::NoRequest)));
+    /// # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+    /// let request = endpoint.next_conn_req(&cfg, Duration::from_secs(10))?;
+    /// request.recv(LocalSlice::null(), 1)?; // before the first message can come
+    /// let pending = request.connect(&[])?;
+    /// # client.established(Duration::from_secs(10))?;
+    /// let conn = pending.established(Duration::from_secs(10))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -17,19 +17,22 @@ use crate::wait::Wait;
 /// thread ([`close`](Self::close)); a request holds nothing of the listener's, so that both are dropped in any order; and the queue pairs
 /// have native flush and atomic write where the device has them.
 ///
-/// ```no_run
-/// # use rpma_cm::{ConnCfg, Listener, Peer, Wait};
-/// # use std::time::Duration;
-/// # fn f(peer: &Peer) -> Result<(), Box<dyn std::error::Error>> {
-/// let listener = Listener::new(peer, ("10.0.0.1", 7204), &ConnCfg::new().sq_size(64))?;
-/// loop {
-///     let request = listener.get_request(Wait::Forever)?;
-///     println!("{:?} says {:?}", request.peer_addr(), request.private_data());
-///     let conn = request.connect(b"welcome")?.established(Duration::from_secs(5))?;
-///     // …
-/// #   drop(conn);
-/// }
-/// # }
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
+/// let listener = Listener::new(&peer, ("127.0.0.1", 0), &ConnCfg::new().sq_size(64))?;
+/// let addr = listener.local_addr().ok_or("listening")?; // with the port that was taken
+/// let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(b"it is me")?;
+///
+/// let request = listener.get_request(Duration::from_secs(10))?;
+/// assert!(request.private_data().starts_with(b"it is me"));
+/// let pending = request.connect(b"welcome")?;
+/// # let client = client.established(Duration::from_secs(10))?;
+/// let conn = pending.established(Duration::from_secs(10))?;
+/// assert!(conn.granted().send_wr >= 64);
+/// # assert!(client.private_data().starts_with(b"welcome"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// A request is accepted once; this does not compile:
@@ -61,12 +64,41 @@ impl Listener {
     }
 
     /// Makes one of an endpoint: of one with a backlog of its own ([`Endpoint::listen_with_backlog`]), for instance.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let endpoint = Endpoint::listen_with_backlog(&peer, ("127.0.0.1", 0), 16)?;
+    /// let listener = Listener::on(endpoint, &ConnCfg::new().rq_size(32));
+    /// assert_eq!(listener.cfg().get_rq_size(), 32);
+    /// assert_eq!(listener.local_addr(), listener.endpoint().local_addr());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn on(endpoint: Endpoint, cfg: &ConnCfg) -> Self {
         Self { endpoint, cfg: cfg.clone() }
     }
 
     /// Waits for a request and makes its queues: `rdma_get_request(3)`. The request's private data lives as long as the request.
+    ///
+    /// ```
+    /// use rpma::RequestError;
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let listener = Listener::new(&peer, ("127.0.0.1", 0), &ConnCfg::new())?;
+    /// # let addr = listener.local_addr().ok_or("listening")?;
+    /// // With a deadline, here one that is over at once:
+    /// assert!(matches!(listener.get_request(Wait::Now), Err(RequestError::NoRequest)));
+    /// # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+    /// let request = listener.get_request(Duration::from_secs(10))?;
+    /// drop(listener); // the request does not need it
+    /// let pending = request.connect(&[])?;
+    /// # client.established(Duration::from_secs(10))?;
+    /// # pending.established(Duration::from_secs(10))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -38,6 +38,17 @@ impl PeerError {
 /// This process's end on one device: the protection domain that regions and connections belong to. `rpma_peer_new(3)`.
 ///
 /// Cloning is cheap and gives another handle on the same peer. What is made from a peer keeps it alive.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// let device = Device::local(&Provider::Soft.open()?, "127.0.0.1")?; // hardware: Provider::from_env()?, and its address
+/// let peer = Peer::new(&device)?;
+/// let region = peer.register(AnonPages::new(4096)?, Usage::WRITE_DST)?;
+/// drop(peer); // the region keeps it
+/// assert_eq!(region.len_bytes(), 4096);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "rpma_peer_delete")]
 #[doc(alias = "rpma_peer_new")]
 #[derive(Clone)]
@@ -63,6 +74,18 @@ impl Peer {
     }
 
     /// Registers memory for remote access, or as the local side of it: `rpma_mr_reg(3)`. The library owns it from here on.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let mut pages = AnonPages::new(4096)?;
+    /// pages.as_mut_slice()[..5].copy_from_slice(b"hello"); // ordinary memory, until it is registered
+    /// let region = peer.register(pages, Usage::READ_SRC | Usage::WRITE_DST)?;
+    /// let descriptor = region.descriptor().to_bytes(); // for the other side
+    /// assert_eq!(RemoteMr::from_descriptor(&descriptor)?.len_bytes(), 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -92,6 +115,19 @@ impl Peer {
 
     /// A peer configuration that tells the other side what this device can do. Whether writes go directly to persistent memory here
     /// is the caller's to know and to set: [`PeerCfg::with_direct_write_to_pmem`].
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// // The platform has no caches between the network card and persistent memory: only who runs it knows that.
+    /// let cfg = peer.cfg().with_direct_write_to_pmem(true);
+    /// let sent = cfg.to_bytes(); // the other side gives it to Conn::apply_remote_peer_cfg
+    /// let told = PeerCfg::from_bytes(&sent)?;
+    /// assert!(told.direct_write_to_pmem());
+    /// assert_eq!(told.native_ops().is_some_and(|ops| ops.flush), peer.capabilities().native_flush);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn cfg(&self) -> PeerCfg {
         let Capabilities { native_flush, native_atomic_write, .. } = self.capabilities();

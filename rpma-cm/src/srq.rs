@@ -25,10 +25,14 @@ use crate::source::{Limits, Ranges, local_side};
 /// Sizes are minima, as those of [`ConnCfg`](crate::ConnCfg) are.
 ///
 /// ```
-/// use rpma_cm::SrqCfg;
+/// use rpma::prelude::*;
 ///
 /// let cfg = SrqCfg::new().rq_size(100);
-/// assert_eq!((cfg.get_rq_size(), cfg.get_rcq_size()), (100, 20));
+/// assert_eq!((cfg.get_rq_size(), cfg.get_rcq_size(), cfg.get_recv_sge()), (100, 20, 1));
+/// # let peer = rpma::testing::peer()?;
+/// let srq = peer.new_srq(&cfg)?;
+/// assert!(srq.granted().wr >= 100);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(alias = "rpma_srq_cfg_delete")]
 #[doc(alias = "rpma_srq_cfg_new")]
@@ -53,6 +57,16 @@ impl SrqCfg {
     }
 
     /// Receives that can be posted and not yet polled: `rpma_srq_cfg_set_rq_size(3)`.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let srq = peer.new_srq(&SrqCfg::new().rq_size(1))?;
+    /// srq.recv(LocalSlice::null(), 1)?;
+    /// assert!(matches!(srq.recv(LocalSlice::null(), 2), Err(PostError::QueueFull { limit: 1, .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_srq_cfg_set_rq_size")]
     #[must_use]
     pub fn rq_size(mut self, rq_size: u32) -> Self {
@@ -64,6 +78,19 @@ impl SrqCfg {
     /// the receive CQ of the connection that took them, or else its main CQ.
     ///
     /// The CQ is made larger where this is less than the receives that can complete at once.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let srq = peer.new_srq(&SrqCfg::new().rcq_size(0))?;
+    /// assert!(srq.rcq().is_none());
+    /// # let (client, conn) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &ConnCfg::new().srq(&srq))?;
+    /// srq.recv(LocalSlice::null(), 1)?;
+    /// # client.send(LocalSlice::null(), Signal::OnError, 0)?; // a client's message
+    /// assert_eq!(conn.cq().wait(Duration::from_secs(10))?.context(), 1); // where it arrived
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_srq_cfg_set_rcq_size")]
     #[must_use]
     pub fn rcq_size(mut self, rcq_size: u32) -> Self {
@@ -72,6 +99,17 @@ impl SrqCfg {
     }
 
     /// Ranges that a receive can be spread over; 1 by default, and at least.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let srq = peer.new_srq(&SrqCfg::new().recv_sge(2))?;
+    /// # let inbox = peer.register(AnonPages::new(4096)?, Usage::RECV)?;
+    /// srq.recv(&[inbox.slice(..16)?, inbox.slice(1024..)?], 1)?; // a head, and a body elsewhere
+    /// assert!(srq.granted().sge >= 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn recv_sge(mut self, recv_sge: u32) -> Self {
         self.recv_sge = recv_sge.max(1);
@@ -143,6 +181,15 @@ impl SrqError {
 impl Peer {
     /// Makes a shared receive queue, for connections of this peer: `rpma_srq_new(3)`.
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let srq = peer.new_srq(&SrqCfg::new().rq_size(64))?;
+    /// assert!(srq.granted().wr >= 64 && srq.rcq().is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`SrqError`].
@@ -159,26 +206,29 @@ impl Peer {
 /// ([`rcq`](Self::rcq)), or where it has none, through the connection's. A server with many clients so posts as many receives as messages
 /// it expects at once, and not as many for each client.
 ///
-/// ```no_run
-/// # use rpma_cm::{ConnCfg, Endpoint, Peer, SrqCfg, Wait};
-/// # use rpma_mr::{AnonPages, Usage};
-/// # fn f(peer: &Peer, endpoint: &Endpoint) -> Result<(), Box<dyn std::error::Error>> {
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
 /// let srq = peer.new_srq(&SrqCfg::new())?;
 /// let inboxes = peer.register(AnonPages::new(20 * 512)?, Usage::RECV)?;
 /// for n in 0..20 {
-///     srq.recv(inboxes.slice(n * 512..)?.slice(..512)?, n as u64)?;
+///     srq.recv(inboxes.slice(n * 512..(n + 1) * 512)?, n as u64)?;
 /// }
 /// let cfg = ConnCfg::new().srq(&srq);
-/// let first = endpoint.next_conn_req(&cfg, Wait::Forever)?.connect(&[])?.established(Wait::Forever)?;
-/// let second = endpoint.next_conn_req(&cfg, Wait::Forever)?.connect(&[])?.established(Wait::Forever)?;
-/// let rcq = srq.rcq().ok_or("has one by default")?;
-/// let completion = rcq.wait(Wait::Forever)?;
-/// let from = if completion.qp_num() == first.qp_num() { &first } else { &second };
+/// # let (client, first) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &cfg)?;
+/// # let (_other, second) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &cfg)?;
+/// # client.send(Inline(b"greeting"), Signal::OnError, 0)?;
+/// // Two clients are connected with it, and the first one sends a greeting.
+/// let completion = srq.rcq().ok_or("has one by default")?.wait(Duration::from_secs(10))?;
+/// assert_eq!(completion.qp_num(), first.qp_num());
 /// let inbox = completion.context() as usize; // holds the message
-/// srq.recv(inboxes.slice(inbox * 512..)?.slice(..512)?, inbox as u64)?; // when it was looked at
-/// # let _ = from;
-/// # Ok(())
-/// # }
+/// let mut greeting = [0; 8];
+/// inboxes.read_at(inbox * 512, &mut greeting)?;
+/// assert_eq!(&greeting, b"greeting");
+/// srq.recv(inboxes.slice(inbox * 512..(inbox + 1) * 512)?, inbox as u64)?; // it is free again
+/// # drop(second);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// It only receives; sending takes a connection. This does not compile:
@@ -252,6 +302,21 @@ impl Srq {
     ///
     /// Needs RECV. The region is one of the queue's peer, and must not be deregistered before the receive has completed, or the
     /// connection that takes it fails.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let srq = peer.new_srq(&SrqCfg::new())?;
+    /// # let (client, _conn) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &ConnCfg::new().srq(&srq))?;
+    /// let inbox = peer.register(AnonPages::new(512)?, Usage::RECV)?;
+    /// srq.recv(inbox.all(), 7)?;
+    /// # client.send(Inline(b"five!"), Signal::OnError, 0)?; // a client's message
+    /// let completion = srq.rcq().ok_or("has one by default")?.wait(Duration::from_secs(10))?;
+    /// let received = completion.received()?.ok_or("a receive")?;
+    /// assert_eq!((completion.context(), received.len_bytes), (7, 5));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
