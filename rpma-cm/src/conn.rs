@@ -21,6 +21,22 @@ use crate::source::{Ranges, Source};
 use crate::wait::Wait;
 
 /// What happened to a pending connection.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// let pending = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+/// # endpoint.next_request(Duration::from_secs(10))?.reject(b"full")?; // the peer's answer
+/// match pending.next_event(Duration::from_secs(10))? {
+///     PendingEvent::Established(conn) => panic!("it was to be rejected: {conn:?}"),
+///     PendingEvent::Rejected(rejection) => assert!(rejection.private_data.starts_with(b"full")),
+///     PendingEvent::Unreachable | PendingEvent::Closed | PendingEvent::Lost => panic!("the peer is gone"),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub enum PendingEvent {
     /// It is established. The handle inside is on the same connection, and can post.
@@ -86,6 +102,21 @@ impl DisconnectError {
 
 /// A connection that was asked for, or accepted, and is not established yet: `rpma_conn_req_connect(3)`.
 ///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// let pending = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+/// pending.recv(LocalSlice::null(), 1)?; // there before the peer's first message
+/// # let server = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(10))?.connect(&[])?;
+/// let conn = pending.established(Duration::from_secs(10))?;
+/// # server.established(Duration::from_secs(10))?.send(LocalSlice::null(), Signal::OnError, 0)?;
+/// assert_eq!(conn.cq().wait(Duration::from_secs(10))?.context(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// It can post receives, and waits. Only [`Conn`], which comes with [`PendingEvent::Established`], can post to the send queue; this does
 /// not compile:
 ///
@@ -125,6 +156,21 @@ impl PendingConn {
     ///
     /// The connection manager gives up on a silent host by itself, but only after a minute or so: give a shorter time to know earlier.
     ///
+    /// ```
+    /// use rpma::{EstablishError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let pending = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+    /// // The peer has not answered yet.
+    /// assert!(matches!(pending.established(Duration::from_millis(1)), Err(EstablishError::TimedOut)));
+    /// # let server = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(10))?.connect(&[])?;
+    /// let conn = pending.established(Duration::from_secs(10))?; // now it has
+    /// assert_eq!(conn.peer_addr(), Some(addr));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`EstablishError`]; after [`EstablishError::TimedOut`] it can be waited for again.
@@ -157,6 +203,25 @@ impl PendingConn {
 /// the order of posting. Several threads may post.
 ///
 /// Cloning is cheap and gives another handle on the same connection. Dropping the last one, its completion queue's included, ends it.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let (conn, server) = rpma::testing::pair()?;
+/// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY)?;
+/// let here = conn.peer().register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
+/// here.write_at(0, b"seen by all")?;
+/// conn.write(there.slice(0..11)?, here.slice(0..11)?, Signal::OnError, 1)?;
+/// conn.flush(there.slice(0..11)?, FlushType::Visibility, Signal::Always, 2)?;
+///
+/// let done = conn.cq().wait(Duration::from_secs(10))?;
+/// done.result()?;
+/// assert_eq!((done.operation(), done.context()), (Operation::Flush, 2)); // and so the write
+/// # let mut arrived = [0; 11];
+/// # memory.read_at(0, &mut arrived)?;
+/// # assert_eq!(&arrived, b"seen by all");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "rpma_conn_get_event_fd")]
 #[doc(alias = "rpma_conn_delete")]
 #[doc(alias = "rpma_conn_next_event")]
@@ -169,6 +234,17 @@ macro_rules! common_calls {
     ($handle:ident) => {
         impl $handle {
             /// The completion queue: `rpma_conn_get_cq(3)`.
+            ///
+            /// ```
+            /// use rpma::prelude::*;
+            ///
+            /// # let (conn, server) = rpma::testing::pair()?;
+            /// # server.recv(LocalSlice::null(), 1)?;
+            /// conn.send(LocalSlice::null(), Signal::Always, 2)?;
+            /// let completion = conn.cq().wait(Duration::from_secs(10))?;
+            /// assert_eq!((completion.context(), completion.result()), (2, Ok(Outcome::Done)));
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
             #[doc(alias = "rpma_conn_get_cq")]
             #[must_use]
             pub fn cq(&self) -> CompletionQueue {
@@ -177,6 +253,22 @@ macro_rules! common_calls {
 
             /// The receive CQ: `rpma_conn_get_rcq(3)`. `None` if the connection has none ([`ConnCfg::rcq_size`](crate::ConnCfg::rcq_size)
             /// is 0), and if its shared receive queue has a CQ of its own.
+            ///
+            /// ```
+            /// use rpma::prelude::*;
+            ///
+            /// # let peer = rpma::testing::peer()?;
+            /// # let connect = |cfg: &ConnCfg| rpma::testing::pair_with(&peer, &ConnCfg::new(), cfg);
+            /// let (client, conn) = connect(&ConnCfg::new().rcq_size(10))?;
+            /// let rcq = conn.rcq().ok_or("has one")?;
+            /// // One thread takes what arrives, whatever the other one sends.
+            /// let receiver = std::thread::spawn(move || rcq.wait(Duration::from_secs(10)).map(|got| got.context()));
+            /// conn.recv(LocalSlice::null(), 7)?;
+            /// client.send(LocalSlice::null(), Signal::OnError, 1)?;
+            /// assert_eq!(receiver.join().map_err(|_| "panicked")??, 7);
+            /// assert!(connect(&ConnCfg::new())?.1.rcq().is_none()); // by default
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
             #[doc(alias = "rpma_conn_get_rcq")]
             #[must_use]
             pub fn rcq(&self) -> Option<CompletionQueue> {
@@ -187,6 +279,19 @@ macro_rules! common_calls {
             /// `rpma_conn_wait(3)` and `rpma_cq_get_wc(3)` in one. Where there is something in both, they take turns.
             ///
             /// Watches the connection as [`CompletionQueue::wait`] does.
+            ///
+            /// ```
+            /// use rpma::{CqRole, prelude::*};
+            ///
+            /// # let peer = rpma::testing::peer()?;
+            /// let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+            /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+            /// # server.recv(LocalSlice::null(), 0)?;
+            /// conn.send(LocalSlice::null(), Signal::Always, 1)?;
+            /// let (role, completion) = conn.wait(Duration::from_secs(10))?;
+            /// assert_eq!((role, completion.context()), (CqRole::Main, 1));
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
             ///
             /// # Errors
             ///
@@ -201,6 +306,25 @@ macro_rules! common_calls {
             /// and asks for one on the next completion of each: `rpma_conn_wait(3)`. Poll those queues until nothing is left after this,
             /// and both after the first time.
             ///
+            /// ```
+            /// use rpma::{Fired, prelude::*};
+            /// use rustix::event::{PollFd, PollFlags, poll};
+            ///
+            /// # let peer = rpma::testing::peer()?;
+            /// # let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+            /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+            /// let rcq = conn.rcq().ok_or("has one")?;
+            /// conn.recv(LocalSlice::null(), 1)?;
+            /// assert_eq!(conn.arm()?, Fired { main: false, receive: false }); // the first time: nothing yet
+            /// assert_eq!((conn.cq().poll()?, rcq.poll()?), (None, None));
+            /// # server.send(LocalSlice::null(), Signal::Always, 0)?; // the peer's message
+            /// # server.cq().wait(Duration::from_secs(10))?.result()?;
+            /// poll(&mut [PollFd::from_borrowed_fd(conn.compl_fd()?, PollFlags::IN)], None)?; // or the event loop's call
+            /// assert_eq!(conn.arm()?, Fired { main: false, receive: true });
+            /// assert_eq!(rcq.poll()?.map(|got| got.context()), Some(1));
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
+            ///
             /// # Errors
             ///
             /// [`CqError::NotSharedChannel`] as for [`wait`](Self::wait), [`CqError::Provider`].
@@ -211,6 +335,19 @@ macro_rules! common_calls {
 
             /// The descriptor of the shared completion channel: `rpma_conn_get_compl_fd(3)`. Readable after a completion in any of the
             /// queues, if [`arm`](Self::arm) was called before it.
+            ///
+            /// ```
+            /// use std::os::fd::AsRawFd;
+            /// use rpma::{CqError, prelude::*};
+            ///
+            /// # let peer = rpma::testing::peer()?;
+            /// let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+            /// # let (conn, other) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+            /// let number = conn.compl_fd()?.as_raw_fd(); // for an event loop
+            /// assert!(number >= 0);
+            /// assert!(matches!(other.compl_fd(), Err(CqError::NotSharedChannel))); // made without
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
             ///
             /// # Errors
             ///
@@ -224,6 +361,21 @@ macro_rules! common_calls {
             /// Ends the connection: `rpma_conn_disconnect(3)`. What is posted completes with errors; [`ConnEvent::Closed`] follows when
             /// the other side has answered. After the other side has ended it this succeeds and does nothing.
             ///
+            /// ```
+            /// use rpma::{CqError, prelude::*};
+            ///
+            /// # let (conn, server) = rpma::testing::pair()?;
+            /// conn.recv(LocalSlice::null(), 1)?;
+            /// conn.disconnect()?;
+            /// # assert_eq!(server.next_event(Duration::from_secs(10))?, ConnEvent::Closed);
+            /// # server.disconnect()?; // the other side's answer
+            /// assert_eq!(conn.next_event(Duration::from_secs(10))?, ConnEvent::Closed);
+            /// let outstanding = conn.cq().wait(Duration::from_secs(10))?;
+            /// assert!(outstanding.result().is_err_and(|e| e.is_flushed()));
+            /// assert!(matches!(conn.cq().wait(Wait::Forever), Err(CqError::Drained))); // none will come
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
+            ///
             /// # Errors
             ///
             /// [`DisconnectError`].
@@ -235,6 +387,21 @@ macro_rules! common_calls {
             /// What the peer sent when it asked or accepted: `rpma_conn_get_private_data(3)`. On the client's side it is there once the
             /// connection is established. The connection manager's whole field (56 or 196 bytes over RoCE and InfiniBand), with zeros
             /// where the peer sent less.
+            ///
+            /// ```
+            /// use rpma::prelude::*;
+            ///
+            /// # let peer = rpma::testing::peer()?;
+            /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+            /// # let addr = endpoint.local_addr().ok_or("listening")?;
+            /// # let region = peer.register(AnonPages::new(4096)?, Usage::WRITE_DST)?;
+            /// # let pending = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+            /// # let server = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(10))?.connect(&region.descriptor().to_bytes())?;
+            /// let conn = pending.established(Duration::from_secs(10))?;
+            /// let target = RemoteMr::from_descriptor(conn.private_data())?; // what the peer accepted with
+            /// assert_eq!(target.len_bytes(), 4096);
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
             #[doc(alias = "rpma_conn_get_private_data")]
             #[must_use]
             pub fn private_data(&self) -> &[u8] {
@@ -254,6 +421,17 @@ macro_rules! common_calls {
             }
 
             /// The number of the queue pair: `rpma_conn_get_qp_num(3)`.
+            ///
+            /// ```
+            /// use rpma::prelude::*;
+            ///
+            /// # let (conn, server) = rpma::testing::pair()?;
+            /// # server.recv(LocalSlice::null(), 0)?;
+            /// conn.send(LocalSlice::null(), Signal::Always, 1)?;
+            /// let completion = conn.cq().wait(Duration::from_secs(10))?;
+            /// assert_eq!(completion.qp_num(), conn.qp_num()); // whose it is, where several share a queue
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
             #[doc(alias = "rpma_conn_get_qp_num")]
             #[must_use]
             pub fn qp_num(&self) -> u32 {
@@ -261,6 +439,18 @@ macro_rules! common_calls {
             }
 
             /// The sizes that the device granted, which are what was asked for or more.
+            ///
+            /// ```
+            /// use rpma::prelude::*;
+            ///
+            /// # let peer = rpma::testing::peer()?;
+            /// let cfg = ConnCfg::new().sq_size(100).recv_sge(2).inline_bytes(16);
+            /// # let (conn, _) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+            /// let granted = conn.granted();
+            /// assert!(granted.send_wr >= 100 && granted.recv_wr >= 10);
+            /// assert!(granted.send_sge >= 1 && granted.recv_sge >= 2 && granted.inline_bytes >= 16);
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
             #[must_use]
             pub fn granted(&self) -> QpCap {
                 self.0.qp.granted()
@@ -274,6 +464,17 @@ macro_rules! common_calls {
 
             /// Wakes every thread that waits for events or completions of this connection, now and from now on. Does not disconnect: it
             /// ends when the last handle is dropped. Its dispatcher, if it has one, goes on with it until then.
+            ///
+            /// ```
+            /// use rpma::{CqError, prelude::*};
+            ///
+            /// # let (conn, _server) = rpma::testing::pair()?;
+            /// let cq = conn.cq();
+            /// let waiting = std::thread::spawn(move || cq.wait(Wait::Forever));
+            /// conn.close();
+            /// assert!(matches!(waiting.join(), Ok(Err(CqError::Closed))));
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
             pub fn close(&self) {
                 self.0.close();
             }
@@ -308,6 +509,17 @@ impl Conn {
 
     /// Waits for what happens next: `rpma_conn_next_event(3)`.
     ///
+    /// ```
+    /// use rpma::{EventError, prelude::*};
+    ///
+    /// # let (conn, peer) = rpma::testing::pair()?;
+    /// assert!(matches!(conn.next_event(Wait::Now), Err(EventError::NoEvent)));
+    /// # drop(peer); // the peer's process dies
+    /// assert_eq!(conn.next_event(Duration::from_secs(10))?, ConnEvent::Closed);
+    /// conn.disconnect()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`EventError`].
@@ -318,6 +530,22 @@ impl Conn {
 
     /// Tells what the peer said of its platform, which persistent flushes and the choice between native and emulated operations depend
     /// on: `rpma_conn_apply_remote_peer_cfg(3)`. It may be applied again; the last one holds.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let file = tempfile::NamedTempFile::new_in("/var/tmp")?; // a disk; /tmp may be none
+    /// # let memory = conn.peer().register(MappedFile::create(file.path(), 4096)?, Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT)?;
+    /// # let there = RemoteMr::from_descriptor(&memory.descriptor().to_bytes())?;
+    /// # let received = server.peer().cfg().with_direct_write_to_pmem(true).to_bytes();
+    /// let flush = || conn.flush(there.all(), FlushType::Persistent, Signal::Always, 1);
+    /// assert!(matches!(flush(), Err(PostError::NoDirectWrite { is_applied: false })));
+    /// conn.apply_remote_peer_cfg(PeerCfg::from_bytes(&received)?); // the peer says that its writes are durable so
+    /// flush()?;
+    /// conn.cq().wait(Duration::from_secs(10))?.result()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_conn_apply_remote_peer_cfg")]
     pub fn apply_remote_peer_cfg(&self, cfg: PeerCfg) {
         self.0.remote_cfg.set(cfg);
@@ -325,6 +553,17 @@ impl Conn {
 
     /// The transport's parameters that hold here, as both ends and the connection manager agreed on them: what the [`ConnCfg`] methods
     /// of these names ask for. `ibv_query_qp(3)`.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let (client, server) = (ConnCfg::new().ack_timeout(16)?, ConnCfg::new().rnr_retry_count(2)?);
+    /// # let (conn, _server) = rpma::testing::pair_with(&peer, &client, &server)?;
+    /// let agreed = conn.negotiated()?;
+    /// assert_eq!((agreed.ack_timeout, agreed.rnr_retry_count), (16, 2)); // the second is for the server to say
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -342,6 +581,21 @@ impl Conn {
     ///
     /// Needs READ_DST here and READ_SRC there.
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::READ_SRC)?;
+    /// # memory.write_at(1000, b"from afar")?;
+    /// let here = conn.peer().register(AnonPages::new(4096)?, Usage::READ_DST)?;
+    /// conn.read(here.slice(0..9)?, there.slice(1000..1009)?, Signal::Always, 1)?;
+    /// conn.cq().wait(Duration::from_secs(10))?.result()?;
+    /// let mut bytes = [0; 9];
+    /// here.read_at(0, &mut bytes)?;
+    /// assert_eq!(&bytes, b"from afar");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PostError`].
@@ -355,15 +609,23 @@ impl Conn {
     ///
     /// The bytes can come from several slices, one behind the other, or be carried [inline](crate::Inline):
     ///
-    /// ```no_run
-    /// # use rpma_cm::{Conn, Inline, Signal};
-    /// # use rpma_mr::{AnonPages, LocalMr, RemoteMr};
-    /// # fn f(conn: &Conn, here: &LocalMr<AnonPages>, there: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
-    /// let (head, body) = (here.slice(0..16)?, here.slice(512..1024)?); // with ConnCfg::send_sge(2)
-    /// conn.write(there.slice(0..528)?, &[head, body], Signal::OnError, 1)?;
-    /// conn.write(there.slice(528..532)?, Inline(b"done"), Signal::Always, 2)?; // its bytes are copied now
-    /// # Ok(())
-    /// # }
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().send_sge(2);
+    /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+    /// # let here = peer.register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
+    /// here.write_at(0, b"head")?;
+    /// here.write_at(512, b"body")?;
+    /// conn.write(there.slice(0..8)?, &[here.slice(0..4)?, here.slice(512..516)?], Signal::OnError, 1)?;
+    /// conn.write(there.slice(8..12)?, Inline(b"done"), Signal::Always, 2)?; // its bytes are copied now
+    /// conn.cq().wait(Duration::from_secs(10))?.result()?;
+    /// # let mut arrived = [0; 12];
+    /// # memory.read_at(0, &mut arrived)?;
+    /// assert_eq!(&arrived, b"headbodydone"); // at the peer
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// Needs WRITE_SRC here (not for inline bytes) and WRITE_DST there. Its completion says that the bytes have reached the peer's device; that they are
@@ -379,6 +641,19 @@ impl Conn {
 
     /// As [`write`](Self::write), and gives `imm` to a receive of the peer, which completes once the bytes are there:
     /// `rpma_write_with_imm(3)`.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+    /// # let here = conn.peer().register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
+    /// server.recv(LocalSlice::null(), 7)?; // the other side: no bytes go there
+    /// conn.write_with_imm(there.slice(0..100)?, here.slice(0..100)?, 42, Signal::OnError, 1)?;
+    /// let received = server.cq().wait(Duration::from_secs(10))?.received()?.ok_or("a receive")?;
+    /// assert_eq!((received.imm, received.len_bytes, received.by_write), (Some(42), 100, true));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -404,6 +679,20 @@ impl Conn {
     ///
     /// Needs WRITE_DST there.
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+    /// conn.atomic_write(there.slice(8..16)?, 42_u64.to_le_bytes(), Signal::Always, 1)?;
+    /// conn.cq().wait(Duration::from_secs(10))?.result()?;
+    /// // The other side never sees half of it.
+    /// assert_eq!(memory.load_u64(8, std::sync::atomic::Ordering::Acquire)?, 42);
+    /// let misaligned = conn.atomic_write(there.slice(4..12)?, [0; 8], Signal::Always, 2);
+    /// assert!(matches!(misaligned, Err(PostError::Misaligned { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PostError`].
@@ -418,14 +707,18 @@ impl Conn {
     ///
     /// Needs WRITE_SRC here and WRITE_DST there.
     ///
-    /// ```no_run
-    /// # use rpma_cm::{Conn, Signal};
-    /// # use rpma_mr::{AnonPages, LocalMr, RemoteMr};
-    /// # fn f(conn: &Conn, here: &LocalMr<AnonPages>, there: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+    /// let here = conn.peer().register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
     /// here.write_at(0, &42_u64.to_le_bytes())?; // the new length of a log, say
-    /// conn.write_atomic(there.slice(0..8)?, here, 0, Signal::Always, 1)?;
-    /// # Ok(())
-    /// # }
+    /// conn.write_atomic(there.slice(0..8)?, &here, 0, Signal::Always, 1)?;
+    /// here.write_at(0, &43_u64.to_le_bytes())?; // it was read at the call
+    /// conn.cq().wait(Duration::from_secs(10))?.result()?;
+    /// assert_eq!(memory.load_u64(0, std::sync::atomic::Ordering::Acquire)?, 42); // at the peer
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
@@ -451,6 +744,21 @@ impl Conn {
     /// [`apply_remote_peer_cfg`](Self::apply_remote_peer_cfg), that its writes go directly to persistent memory;
     /// [`FlushType::Visibility`] needs FLUSH_TYPE_VISIBILITY there.
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY)?;
+    /// conn.write(there.slice(0..4)?, Inline(b"some"), Signal::OnError, 1)?;
+    /// conn.write(there.slice(8..12)?, Inline(b"more"), Signal::OnError, 2)?;
+    /// conn.flush(there.all(), FlushType::Visibility, Signal::Always, 3)?; // for both
+    /// assert_eq!(conn.cq().wait(Duration::from_secs(10))?.context(), 3);
+    /// // The peer has not said that its writes go directly to persistent memory.
+    /// let durable = conn.flush(there.all(), FlushType::Persistent, Signal::Always, 4);
+    /// assert!(matches!(durable, Err(PostError::NoDirectWrite { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PostError`].
@@ -460,6 +768,19 @@ impl Conn {
     }
 
     /// How the next flush will be made, by both ends' abilities and [`ConnCfg::flush_mode`](crate::ConnCfg::flush_mode).
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// assert_eq!(conn.flush_path(), OpPath::Native); // by this side's device
+    /// conn.apply_remote_peer_cfg(PeerCfg::from_bytes(&[1])?); // a C program's: nothing is said of native operations
+    /// assert_eq!(conn.flush_path(), OpPath::Native);
+    /// let without = rpma::NativeOps { flush: false, atomic_write: false };
+    /// conn.apply_remote_peer_cfg(PeerCfg::new().with_native_ops(Some(without)));
+    /// assert_eq!(conn.flush_path(), OpPath::Emulated);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn flush_path(&self) -> OpPath {
         self.0.flush_path()
@@ -478,6 +799,20 @@ impl Conn {
     ///
     /// Needs SEND here (not for inline bytes).
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let inbox = server.peer().register(AnonPages::new(512)?, Usage::RECV)?;
+    /// server.recv(inbox.all(), 7)?; // the other side
+    /// let outbox = conn.peer().register(AnonPages::new(512)?, Usage::SEND)?;
+    /// outbox.write_at(0, b"a message")?;
+    /// conn.send(outbox.slice(0..9)?, Signal::OnError, 1)?;
+    /// let completion = server.cq().wait(Duration::from_secs(10))?;
+    /// assert_eq!(completion.received()?.map(|got| got.len_bytes), Some(9));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PostError`].
@@ -488,6 +823,17 @@ impl Conn {
 
     /// As [`send`](Self::send), with `imm` beside the message: `rpma_send_with_imm(3)`.
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// server.recv(LocalSlice::null(), 7)?; // the other side
+    /// conn.send_with_imm(LocalSlice::null(), 0xCAFE, Signal::OnError, 1)?;
+    /// let received = server.cq().wait(Duration::from_secs(10))?.received()?.ok_or("a receive")?;
+    /// assert_eq!((received.imm, received.by_write), (Some(0xCAFE), false));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PostError`].
@@ -497,6 +843,19 @@ impl Conn {
     }
 
     /// Begins a batch: requests that are posted together, with one doorbell.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+    /// let mut batch = conn.batch();
+    /// batch.write(there.slice(0..4)?, Inline(b"both"), Signal::OnError, 1)?;
+    /// batch.write(there.slice(8..16)?, Inline(b"together"), Signal::Always, 2)?;
+    /// batch.post()?;
+    /// assert_eq!(conn.cq().wait(Duration::from_secs(10))?.context(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn batch(&self) -> Batch<'_> {
         Batch::new(&self.0)
     }
@@ -505,6 +864,22 @@ impl Conn {
     /// A message can be spread over several slices, which are filled one after the other.
     ///
     /// Needs RECV here. The region must not be deregistered before the receive has completed, or the receive fails.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (server, conn) = rpma::testing::pair()?;
+    /// let inboxes = conn.peer().register(AnonPages::new(2 * 512)?, Usage::RECV)?;
+    /// conn.recv(inboxes.slice(..512)?, 0)?;
+    /// conn.recv(inboxes.slice(512..)?, 1)?; // for the second message
+    /// # server.send(Inline(b"hello"), Signal::OnError, 9)?; // the peer's message
+    /// let completion = conn.cq().wait(Duration::from_secs(10))?;
+    /// let len = completion.received()?.ok_or("a receive")?.len_bytes as usize;
+    /// let mut message = vec![0; len];
+    /// inboxes.read_at(512 * completion.context() as usize, &mut message)?;
+    /// assert_eq!(message, b"hello");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -116,6 +116,25 @@ pub struct Incoming {
 /// It is connected or dropped, nothing else; dropping an incoming one rejects it. Receives can be posted on it, and the first message
 /// then never finds an empty queue.
 ///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// # let inbox = peer.register(AnonPages::new(512)?, Usage::RECV)?;
+/// let request = ConnReq::new(&peer, addr, &ConnCfg::new())?;
+/// request.recv(inbox.all(), 1)?; // the first message will find it
+/// let pending = request.connect(b"who I am")?;
+/// # let request = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(10))?;
+/// # let accepted = request.connect(b"who you are connected with")?;
+/// let conn = pending.established(Duration::from_secs(10))?;
+/// # accepted.established(Duration::from_secs(10))?.send(Inline(b"hello"), Signal::OnError, 0)?;
+/// assert!(conn.private_data().starts_with(b"who you are connected with"));
+/// assert_eq!(conn.cq().wait(Duration::from_secs(10))?.context(), 1); // the first message
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// Sending takes a connection; this does not compile:
 ///
 /// ```compile_fail,E0599
@@ -188,6 +207,24 @@ impl<Direction> ConnReq<Direction> {
     /// Posts a receive: `rpma_conn_req_recv(3)`. The completion comes through [`cq`](Self::cq) or
     /// [`rcq`](Self::rcq), or the connection's, which are the same.
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// # let inbox = peer.register(AnonPages::new(512)?, Usage::RECV)?;
+    /// # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+    /// let request = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(10))?;
+    /// request.recv(inbox.all(), 1)?;
+    /// let pending = request.connect(&[])?;
+    /// # let client = client.established(Duration::from_secs(10))?;
+    /// # client.send(Inline(b"at once"), Signal::OnError, 0)?;
+    /// let conn = pending.established(Duration::from_secs(10))?;
+    /// assert_eq!(conn.cq().wait(Duration::from_secs(10))?.context(), 1); // the client's first message
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`PostError`].
@@ -221,6 +258,19 @@ impl<Direction> ConnReq<Direction> {
     }
 
     /// The number of the queue pair: `rpma_conn_get_qp_num(3)`.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let request = ConnReq::new(&peer, addr, &ConnCfg::new())?;
+    /// let number = request.qp_num();
+    /// let pending = request.connect(&[])?;
+    /// assert_eq!(pending.qp_num(), number); // and so the connection's
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_conn_get_qp_num")]
     #[must_use]
     pub fn qp_num(&self) -> u32 {
@@ -247,6 +297,20 @@ impl ConnReq<Outgoing> {
     /// Makes a request to the peer at `addr`: `rpma_conn_req_new(3)`. Waits until address and route are resolved, at most for
     /// [`ConnCfg::timeout`]; each address of a host name is tried within that time.
     ///
+    /// ```
+    /// use rpma::{ConnReqError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let request = ConnReq::new(&peer, addr, &ConnCfg::new().timeout(Duration::from_secs(5)))?;
+    /// assert_eq!(request.peer_addr(), Some(addr));
+    /// // No connection, but an address or a route that is missing is an error here.
+    /// let nowhere: [std::net::SocketAddr; 0] = [];
+    /// assert!(matches!(ConnReq::new(&peer, &nowhere[..], &ConnCfg::new()), Err(ConnReqError::NoAddress)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ConnReqError`], of the last address that was tried.
@@ -263,6 +327,25 @@ impl ConnReq<Outgoing> {
     }
 
     /// Starts making a request to the peer at `addr`, and does not wait (but for the look-up of a host name).
+    ///
+    /// ```
+    /// use rpma::{Step, prelude::*};
+    /// use rustix::event::{PollFd, PollFlags, poll};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let mut resolving = ConnReq::start(&peer, addr, &ConnCfg::new())?;
+    /// let request = loop {
+    ///     match resolving.advance()? {
+    ///         Step::Ready(request) => break request,
+    ///         Step::Resolving(still) => resolving = still,
+    ///     }
+    ///     poll(&mut [PollFd::new(&resolving, PollFlags::IN)], None)?; // an event loop also wakes at resolving.deadline()
+    /// };
+    /// assert_eq!(request.peer_addr(), Some(addr));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -282,6 +365,22 @@ impl ConnReq<Outgoing> {
 
     /// Asks the peer for the connection: `rpma_conn_req_connect(3)`. At most 56 bytes of private data go with it; the peer sees at
     /// least those, with zeros behind them.
+    ///
+    /// ```
+    /// use rpma::{ConnectError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let request = ConnReq::new(&peer, addr, &ConnCfg::new())?;
+    /// let pending = request.connect(b"the volume I want")?;
+    /// let incoming = endpoint.next_request(Duration::from_secs(10))?; // the other side
+    /// assert!(incoming.private_data().starts_with(b"the volume I want"));
+    ///
+    /// let request = ConnReq::new(&peer, addr, &ConnCfg::new())?;
+    /// assert!(matches!(request.connect(&[0; 57]), Err(ConnectError::PrivateData(_))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -394,6 +493,21 @@ enum Handled {
 
 /// An outgoing request whose address and route are being resolved. Wait until its descriptor is readable or [`deadline`](Self::deadline)
 /// is reached, then call [`advance`](Self::advance).
+///
+/// ```
+/// use rpma::{Step, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// let resolving = ConnReq::start(&peer, addr, &ConnCfg::new())?;
+/// assert!(resolving.deadline() > std::time::Instant::now());
+/// match resolving.advance()? {
+///     Step::Ready(request) => assert_eq!(request.peer_addr(), Some(addr)),
+///     Step::Resolving(still) => drop(still), // wait for its descriptor, then again; or give it up, as here
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "a request goes on only when it is advanced"]
 pub struct Resolving {
     attempt: Attempt,
@@ -404,6 +518,21 @@ pub struct Resolving {
 }
 
 /// How far an outgoing request has come.
+///
+/// ```
+/// use rpma::{Step, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// let step = ConnReq::start(&peer, addr, &ConnCfg::new())?.advance()?;
+/// let request = match step {
+///     Step::Ready(request) => Some(request),
+///     Step::Resolving(_still) => None, // waits for an event: see ConnReq::start
+/// };
+/// assert!(request.is_none_or(|request| request.peer_addr() == Some(addr)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[must_use]
 pub enum Step {
@@ -488,6 +617,26 @@ impl Drop for RejectOnDrop {
 
 /// A peer's request, without queues yet: look at it, then [`prepare`](Self::prepare) or [`reject`](Self::reject) it. Dropping it
 /// rejects it.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(b"version 2")?;
+/// let request = endpoint.next_request(Duration::from_secs(10))?;
+/// if !request.private_data().starts_with(b"version 2") {
+///     request.reject(b"version 2 only")?;
+/// #   unreachable!();
+/// } else {
+///     let pending = request.prepare(&ConnCfg::new())?.connect(b"welcome")?;
+/// #   client.established(Duration::from_secs(10))?;
+///     let conn = pending.established(Duration::from_secs(10))?;
+///     assert!(conn.private_data().starts_with(b"version 2"));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "a request that is dropped is rejected"]
 pub struct IncomingRequest {
     peer: Peer,
@@ -534,6 +683,21 @@ impl IncomingRequest {
 
     /// Makes the queues.
     ///
+    /// ```
+    /// use rpma::{BuildError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+    /// let request = endpoint.next_request(Duration::from_secs(10))?;
+    /// // More than any device has: the client is rejected, and the endpoint goes on.
+    /// let refused = request.prepare(&ConnCfg::new().sq_size(u32::MAX));
+    /// assert!(matches!(refused, Err(BuildError::Cq { .. } | BuildError::Qp { .. })));
+    /// assert!(client.established(Duration::from_secs(10)).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`BuildError`]; the peer is then rejected at once, and everything is freed.
@@ -544,6 +708,21 @@ impl IncomingRequest {
     }
 
     /// Rejects the request. At most 148 bytes of private data go with it.
+    ///
+    /// ```
+    /// use rpma::{EstablishError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+    /// endpoint.next_request(Duration::from_secs(10))?.reject(b"come back at nine")?;
+    /// match client.established(Duration::from_secs(10)) {
+    ///     Err(EstablishError::Rejected(rejection)) => assert!(rejection.private_data.starts_with(b"come back at nine")),
+    ///     other => panic!("{other:?}"),
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -577,6 +756,22 @@ impl ConnReq<Incoming> {
     /// Accepts the request: `rpma_conn_req_connect(3)`. At most 196 bytes of private data go with it. Work can be posted once the
     /// pending connection says `Established`.
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// # let region = peer.register(AnonPages::new(4096)?, Usage::READ_SRC)?;
+    /// # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+    /// let request = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(10))?;
+    /// let pending = request.connect(&region.descriptor().to_bytes())?; // what the client may read
+    /// let client = client.established(Duration::from_secs(10))?; // the other side
+    /// assert_eq!(RemoteMr::from_descriptor(client.private_data())?.len_bytes(), 4096);
+    /// let conn = pending.established(Duration::from_secs(10))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ConnectError`]; the request is consumed, and the peer rejected.
@@ -592,6 +787,20 @@ impl ConnReq<Incoming> {
     }
 
     /// Rejects the request. At most 148 bytes of private data go with it.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+    /// let request = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(10))?;
+    /// request.reject(b"out of memory")?;
+    /// let error = client.established(Duration::from_secs(10)).expect_err("rejected"); // the other side
+    /// assert_eq!(error.to_string(), "the peer rejected the connection (reason 28: the application there does not want it)");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

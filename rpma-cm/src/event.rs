@@ -7,6 +7,25 @@ use rpma_mr::ErrorCode;
 use rpma_mr::sys::owned::{CmEvent, CmEventKind};
 
 /// Why a peer does not want the connection.
+///
+/// ```
+/// use rpma::{PendingEvent, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+/// # endpoint.next_request(Duration::from_secs(10))?.reject(b"no room")?; // the peer's answer
+/// let PendingEvent::Rejected(rejection) = client.next_event(Duration::from_secs(10))? else { panic!("rejected") };
+/// assert_eq!(rejection.reason, 28);
+/// assert!(rejection.private_data.starts_with(b"no room"));
+///
+/// drop(endpoint); // nobody listens there any more
+/// let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+/// let PendingEvent::Rejected(rejection) = client.next_event(Duration::from_secs(10))? else { panic!("rejected") };
+/// assert_eq!(rejection.reason, 8);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Rejection {
     /// The transport's reason, `rdma_cm_event::status`: over InfiniBand and RoCE 8 if nobody listens on the port, 28 if the
@@ -40,6 +59,20 @@ impl fmt::Debug for Rejection {
 }
 
 /// What happened to a connection: `rpma_conn_next_event(3)`.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let (conn, peer) = rpma::testing::pair()?;
+/// # peer.disconnect()?; // the peer ends it
+/// match conn.next_event(Duration::from_secs(10))? {
+///     ConnEvent::Closed => conn.disconnect()?, // answers
+///     ConnEvent::Lost => panic!("the device is gone"),
+///     ConnEvent::Established | ConnEvent::Rejected(_) | ConnEvent::Unreachable => unreachable!("it is established"),
+/// }
+/// assert_eq!(peer.next_event(Duration::from_secs(10))?, ConnEvent::Closed); // the other side has the answer
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "rpma_utils_conn_event_2str")]
 #[doc(alias = "rpma_conn_next_event")]
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,6 +10,18 @@ pub const MAX_ACCEPT_BYTES: usize = 196;
 pub const MAX_REJECT_BYTES: usize = 148;
 
 /// The private data does not fit the message.
+///
+/// ```
+/// use rpma::{ConnectError, MAX_CONNECT_BYTES, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// let request = ConnReq::new(&peer, addr, &ConnCfg::new())?;
+/// let error = request.connect(&[0; MAX_CONNECT_BYTES + 1]).expect_err("it does not fit");
+/// assert!(matches!(error, ConnectError::PrivateData(e) if e.max_bytes == MAX_CONNECT_BYTES));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{len_bytes} bytes of private data do not fit a connection manager's {message} message: at most {max_bytes} do")]
 #[expect(missing_docs, reason = "the message explains its fields")]
