@@ -9,6 +9,18 @@ use rpma_mr::sys::owned::Cq;
 
 /// The operation that a completion belongs to, as it was posted. Known for failed ones too, since we keep it; the completion's own
 /// opcode means nothing then, and differs between native and emulated operations.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let (conn, server) = rpma::testing::pair()?;
+/// # server.recv(LocalSlice::null(), 0)?;
+/// conn.send(LocalSlice::null(), Signal::Always, 1)?;
+/// let completion = conn.cq().wait(Duration::from_secs(10))?;
+/// assert_eq!(completion.operation(), Operation::Send);
+/// assert_eq!(completion.operation().to_string(), "send");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of the posting calls")]
 pub enum Operation {
@@ -38,6 +50,18 @@ impl fmt::Display for Operation {
 }
 
 /// What a successful receive brought.
+///
+/// ```
+/// use rpma::{Received, prelude::*};
+///
+/// # let (conn, client) = rpma::testing::pair()?;
+/// # let inbox = conn.peer().register(AnonPages::new(512)?, Usage::RECV)?;
+/// conn.recv(inbox.all(), 1)?;
+/// # client.send_with_imm(Inline(b"five!"), 5, Signal::OnError, 0)?; // the peer's message
+/// let received = conn.cq().wait(Duration::from_secs(10))?.received()?;
+/// assert_eq!(received, Some(Received { len_bytes: 5, imm: Some(5), by_write: false }));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     /// Bytes of the message, or of the peer's write with immediate data.
@@ -49,6 +73,19 @@ pub struct Received {
 }
 
 /// What a completion brought.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let (conn, client) = rpma::testing::pair()?;
+/// conn.recv(LocalSlice::null(), 1)?;
+/// # client.send(LocalSlice::null(), Signal::OnError, 0)?; // the peer's message
+/// match conn.cq().wait(Duration::from_secs(10))?.result()? {
+///     Outcome::Received(message) => assert_eq!(message.len_bytes, 0),
+///     Outcome::Done => panic!("nothing of ours was posted but a receive"),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// An operation of ours is done.
@@ -58,6 +95,21 @@ pub enum Outcome {
 }
 
 /// Why an operation failed.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let (conn, server) = rpma::testing::pair()?;
+/// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+/// memory.deregister()?; // the peer's, which this side's descriptor is now wrong about
+/// conn.write(there.slice(0..4)?, Inline(b"late"), Signal::Always, 1)?;
+/// conn.write(there.slice(4..8)?, Inline(b"more"), Signal::Always, 2)?;
+/// let cause = conn.cq().wait(Duration::from_secs(10))?.result().expect_err("no such region");
+/// assert_eq!((cause.context, cause.is_flushed()), (1, false));
+/// let behind = conn.cq().wait(Duration::from_secs(10))?.result().expect_err("the connection has failed");
+/// assert_eq!((behind.context, behind.is_flushed()), (2, true));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{operation} (context {context}) failed: {text} (status {status}, vendor error {vendor_err:#x}){}", advice(*status))]
 #[expect(missing_docs, reason = "the message explains its fields")]
@@ -103,6 +155,20 @@ fn advice(status: ibv_wc_status) -> &'static str {
 }
 
 /// A completion: `rpma_cq_get_wc(3)`.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let (conn, server) = rpma::testing::pair()?;
+/// # let (memory, there) = rpma::testing::target(&server, Usage::READ_SRC)?;
+/// # let here = conn.peer().register(AnonPages::new(4096)?, Usage::READ_DST)?;
+/// conn.read(here.all(), there.all(), Signal::Always, 42)?;
+/// let completion = conn.cq().wait(Duration::from_secs(10))?;
+/// assert_eq!((completion.operation(), completion.context()), (Operation::Read, 42));
+/// assert_eq!(completion.qp_num(), conn.qp_num());
+/// completion.result()?; // an error if the read has failed
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "rpma_cq_get_wc")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {

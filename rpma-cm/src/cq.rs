@@ -82,6 +82,19 @@ pub(crate) fn recv_number(wr_id: u64) -> Option<u64> {
 }
 
 /// Which of a connection's completion queues.
+///
+/// ```
+/// use rpma::{CqRole, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+/// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+/// conn.recv(LocalSlice::null(), 1)?;
+/// # server.send(LocalSlice::null(), Signal::OnError, 0)?; // the peer's message
+/// let (role, completion) = conn.wait(Duration::from_secs(10))?;
+/// assert_eq!((role, completion.operation()), (CqRole::Receive, Operation::Recv));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CqRole {
     /// The main one: [`Conn::cq`](crate::Conn::cq).
@@ -91,6 +104,23 @@ pub enum CqRole {
 }
 
 /// Which of a connection's completion queues had an event: [`Conn::arm`](crate::Conn::arm).
+///
+/// ```
+/// use rpma::{Fired, prelude::*};
+/// use rustix::event::{PollFd, PollFlags, poll};
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+/// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+/// # server.recv(LocalSlice::null(), 0)?;
+/// conn.arm()?;
+/// conn.send(LocalSlice::null(), Signal::Always, 1)?;
+/// poll(&mut [PollFd::from_borrowed_fd(conn.compl_fd()?, PollFlags::IN)], None)?; // or the event loop's call
+/// let Fired { main, receive } = conn.arm()?;
+/// assert!(main && !receive);
+/// assert_eq!(conn.cq().poll()?.map(|done| done.context()), Some(1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fired {
     /// The main one.
@@ -111,6 +141,19 @@ pub struct Fired {
 ///
 /// Where a connection's queues share their channel, both go by the connection: [`Conn::wait`](crate::Conn::wait),
 /// [`Conn::arm`](crate::Conn::arm).
+///
+/// ```
+/// use rpma::{CqError, prelude::*};
+///
+/// # let (conn, server) = rpma::testing::pair()?;
+/// # server.recv(LocalSlice::null(), 0)?;
+/// let cq = conn.cq();
+/// assert!(matches!(cq.wait(Wait::Now), Err(CqError::NoCompletion)));
+/// conn.send(LocalSlice::null(), Signal::Always, 1)?;
+/// assert_eq!(cq.wait(Duration::from_secs(10))?.context(), 1);
+/// assert_eq!(cq.poll()?, None); // each is told once
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "rpma_cq_get_fd")]
 #[doc(alias = "rpma_conn_get_cq")]
 #[derive(Clone)]
@@ -142,6 +185,22 @@ impl CompletionQueue {
 
     /// Takes a completion if there is one: `rpma_cq_get_wc(3)`.
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # server.recv(LocalSlice::null(), 0)?;
+    /// conn.send(LocalSlice::null(), Signal::Always, 1)?;
+    /// let completion = loop {
+    ///     if let Some(completion) = conn.cq().poll()? {
+    ///         break completion;
+    ///     }
+    ///     std::thread::yield_now(); // or do something useful
+    /// };
+    /// assert_eq!(completion.context(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`CqError`]; nothing there is no error.
@@ -154,6 +213,22 @@ impl CompletionQueue {
     }
 
     /// Takes up to `max` completions, appends them to `into` and says how many: `rpma_cq_get_wc(3)` with `num_entries`.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+    /// for n in 0..8 {
+    ///     conn.write(there.slice_at(8 * n, 8)?, Inline(b"8 bytes!"), Signal::Always, n)?;
+    /// }
+    /// let mut done = vec![conn.cq().wait(Duration::from_secs(10))?];
+    /// while done.len() < 8 {
+    ///     conn.cq().poll_batch(&mut done, 8)?; // what there is, at once
+    /// }
+    /// assert!((0..8).eq(done.iter().map(|completion| completion.context())));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -178,6 +253,19 @@ impl CompletionQueue {
     /// Watches the connection too: when the peer dies, everything posted completes with an error, without any other call. The queue of a
     /// shared receive queue watches none: see [`Srq`].
     ///
+    /// ```
+    /// use rpma::{CqError, prelude::*};
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// conn.recv(LocalSlice::null(), 1)?;
+    /// assert!(matches!(conn.cq().wait(Duration::from_millis(1)), Err(CqError::NoCompletion)));
+    /// # drop(server); // the peer's process dies
+    /// let failed = conn.cq().wait(Duration::from_secs(10))?; // by itself, when the peer dies
+    /// assert!(failed.result().is_err_and(|e| e.is_flushed()));
+    /// assert!(matches!(conn.cq().wait(Wait::Forever), Err(CqError::Drained)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`CqError::NoCompletion`] when the time is over, [`CqError::Drained`] when none can come any more, [`CqError::Closed`] when the
@@ -191,6 +279,22 @@ impl CompletionQueue {
     }
 
     /// For event loops: takes the events that are there and asks for one on the next completion. Poll until nothing is left after this.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    /// use rustix::event::{PollFd, PollFlags, poll};
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// let cq = conn.cq();
+    /// cq.arm()?;
+    /// assert_eq!(cq.poll()?, None); // nothing yet, so wait
+    /// # server.recv(LocalSlice::null(), 0)?;
+    /// conn.send(LocalSlice::null(), Signal::Always, 1)?;
+    /// poll(&mut [PollFd::new(&cq, PollFlags::IN)], None)?; // or the event loop's call, which watches the connection too
+    /// cq.arm()?;
+    /// assert_eq!(cq.poll()?.map(|completion| completion.context()), Some(1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -11,6 +11,26 @@ use rustix::io::Errno;
 /// How long a call may wait for what it returns.
 ///
 /// Every waiting call takes one, as `impl Into<Wait>`: a [`Duration`] from now, an [`Instant`], or one of the variants.
+///
+/// ```
+/// use rpma::{CqError, prelude::*};
+/// use std::time::Instant;
+///
+/// # let (conn, server) = rpma::testing::pair()?;
+/// # let cq = conn.cq();
+/// assert!(matches!(cq.wait(Wait::Now), Err(CqError::NoCompletion)));
+/// assert!(matches!(cq.wait(Duration::from_millis(1)), Err(CqError::NoCompletion)));
+/// let deadline = Instant::now() + Duration::from_secs(10); // for several calls together
+/// # server.recv(LocalSlice::null(), 0)?;
+/// conn.send(LocalSlice::null(), Signal::Always, 1)?;
+/// cq.wait(deadline)?.result()?;
+/// conn.disconnect()?;
+/// # server.next_event(deadline)?;
+/// # server.disconnect()?;
+/// assert_eq!(conn.next_event(deadline)?, ConnEvent::Closed);
+/// assert!(matches!(cq.wait(Wait::Forever), Err(CqError::Drained))); // not for ever, since none can come
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// Do not wait: what is not there now is not returned.
