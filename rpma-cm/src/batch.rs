@@ -12,6 +12,26 @@ use crate::post::{PostError, Request, Sent, Signal};
 use crate::source::{Ranges, Source};
 
 /// Why a batch was not posted, or not all of it. What was not posted is still in the batch, and can be posted again.
+///
+/// ```
+/// use rpma::{BatchError, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// let cfg = ConnCfg::new().sq_size(2);
+/// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+/// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+/// conn.write(there.slice(0..3)?, Inline(b"one"), Signal::Always, 1)?;
+/// let mut batch = conn.batch();
+/// batch.write(there.slice(3..6)?, Inline(b"two"), Signal::OnError, 2)?;
+/// batch.write(there.slice(6..11)?, Inline(b"three"), Signal::Always, 3)?;
+/// match batch.post() {
+///     Err(BatchError::QueueFull { requests: 2, outstanding: 1, limit: 2 }) => conn.cq().wait(Duration::from_secs(10))?.result()?,
+///     posted => panic!("there is room for one, and {posted:?}"),
+/// };
+/// batch.post()?; // all that is in it still
+/// assert_eq!(conn.cq().wait(Duration::from_secs(10))?.context(), 3);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message explains its fields")]
@@ -50,21 +70,24 @@ impl BatchError {
 ///
 /// Its methods are those of the connection. Each checks its request at once and adds it; nothing is posted before [`post`](Self::post).
 ///
-/// ```no_run
-/// # use rpma_cm::{Conn, Inline, Signal};
-/// # use rpma_mr::{AnonPages, FlushType, LocalMr, RemoteMr};
-/// # use std::time::Duration;
-/// # fn f(conn: &Conn, there: RemoteMr, here: &LocalMr<AnonPages>) -> Result<(), Box<dyn std::error::Error>> {
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let (conn, server) = rpma::testing::pair()?;
+/// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY)?;
+/// # let here = conn.peer().register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
 /// let mut batch = conn.batch();
-/// for n in 0..8_u64 {
-///     batch.write(there.slice_at(256 * n, 256)?, here.slice(256 * n as usize..)?.slice(..256)?, Signal::OnError, n)?;
+/// for n in 0..7_usize {
+///     batch.write(there.slice_at(256 * n as u64, 256)?, here.slice(256 * n..256 * (n + 1))?, Signal::OnError, n as u64)?;
 /// }
-/// batch.flush(there.slice_at(0, 8 * 256)?, FlushType::Persistent, Signal::OnError, 8)?;
-/// batch.atomic_write(there.slice_at(4088, 8)?, 8_u64.to_le_bytes(), Signal::Always, 9)?; // behind the flush
+/// batch.flush(there.slice_at(0, 7 * 256)?, FlushType::Visibility, Signal::OnError, 8)?;
+/// batch.atomic_write(there.slice_at(4088, 8)?, 7_u64.to_le_bytes(), Signal::Always, 9)?; // behind the flush
+/// assert_eq!(batch.len(), 9);
 /// batch.post()?;
-/// conn.cq().wait(Duration::from_secs(5))?.result()?;
-/// # Ok(())
-/// # }
+/// assert!(batch.is_empty());
+/// assert_eq!(conn.cq().wait(Duration::from_secs(10))?.context(), 9);
+/// assert_eq!(memory.load_u64(4088, std::sync::atomic::Ordering::Acquire)?, 7); // at the peer
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// Completions are those of requests that were posted one by one. The regions are named and not held: like any posted request, one whose
@@ -199,6 +222,22 @@ impl<'a> Batch<'a> {
 
     /// Posts all of it, or nothing where the queue has no room for all, and leaves the batch empty, to be filled again. Other threads'
     /// requests come before it or behind it. Polling makes room, for requests without completions too. An empty batch is posted without a doorbell.
+    ///
+    /// ```
+    /// use rpma::{BatchError, prelude::*};
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let (memory, there) = rpma::testing::target(&server, Usage::READ_SRC)?;
+    /// # let here = conn.peer().register(AnonPages::new(4096)?, Usage::READ_DST)?;
+    /// let mut batch = conn.batch();
+    /// for n in 0..11 {
+    ///     batch.read(here.slice(0..8)?, there.slice(0..8)?, Signal::Always, n)?;
+    /// }
+    /// // More than the send queue will ever take.
+    /// assert!(matches!(batch.post(), Err(BatchError::TooLarge { requests: 11, limit: 10 })));
+    /// assert_eq!(batch.len(), 11);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -15,6 +15,24 @@ use crate::post::PostError;
 ///
 /// Posting calls take anything that becomes one: a [`LocalSlice`], or a reference to an array or slice of them. At most as many as
 /// [`ConnCfg::send_sge`](crate::ConnCfg::send_sge) or [`recv_sge`](crate::ConnCfg::recv_sge) asks for, or the device granted beyond that.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
+/// let cfg = ConnCfg::new().send_sge(3);
+/// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+/// # let (memory, there) = rpma::testing::target(&server, Usage::READ_SRC)?;
+/// # memory.write_at(0, b"header, payload, trailer")?;
+/// # let (header, payload) = (peer.register(AnonPages::new(8)?, Usage::READ_DST)?, peer.register(AnonPages::new(8)?, Usage::READ_DST)?);
+/// let parts = [header.slice(..8)?, payload.slice(..8)?]; // of two regions
+/// conn.read(&parts, there.slice(0..16)?, Signal::Always, 1)?;
+/// conn.cq().wait(Duration::from_secs(10))?.result()?;
+/// let mut bytes = [0; 8];
+/// payload.read_at(0, &mut bytes)?;
+/// assert_eq!(&bytes, b"payload,");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub enum Ranges<'a> {
     /// One slice.
@@ -40,11 +58,16 @@ impl<'a> Ranges<'a> {
 /// Bytes that a request carries inside itself: they are copied before the call returns, and need no registration. At most as many as
 /// [`ConnCfg::inline_bytes`](crate::ConnCfg::inline_bytes) asks for, or the device granted beyond that.
 ///
-/// ```no_run
-/// # use rpma_cm::{Conn, Inline, Signal};
-/// # fn f(conn: &Conn) -> Result<(), rpma_cm::PostError> {
-/// conn.send(Inline(b"hello"), Signal::Always, 1)
-/// # }
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let (conn, server) = rpma::testing::pair()?;
+/// # let inbox = server.peer().register(AnonPages::new(512)?, Usage::RECV)?;
+/// # server.recv(inbox.all(), 1)?;
+/// conn.send(Inline(b"hello"), Signal::OnError, 1)?; // no region, no copy to keep
+/// # let received = server.cq().wait(Duration::from_secs(10))?.received()?.ok_or("a receive")?;
+/// assert_eq!(received.len_bytes, 5); // at the peer
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// Nothing can be read into them; this does not compile:
@@ -61,6 +84,20 @@ pub struct Inline<'a>(pub &'a [u8]);
 /// What a write or a message consists of: [`Ranges`] of registered memory, or [`Inline`] bytes.
 ///
 /// Posting calls take anything that becomes one: a [`LocalSlice`], a reference to an array or slice of them, [`Inline`].
+///
+/// ```
+/// use rpma::{Source, prelude::*};
+///
+/// # let (conn, server) = rpma::testing::pair()?;
+/// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+/// # let here = conn.peer().register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
+/// let sources: [Source; 2] = [Inline(b"8 bytes!").into(), here.slice(0..8)?.into()];
+/// for (source, n) in sources.into_iter().zip(0..) {
+///     conn.write(there.slice_at(8 * n, 8)?, source, Signal::Always, n)?;
+///     assert_eq!(conn.cq().wait(Duration::from_secs(10))?.context(), n);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub enum Source<'a> {
     /// From registered memory, when the request is carried out.
