@@ -6,6 +6,14 @@ use bitflags::bitflags;
 bitflags! {
     /// Access rights of a registered region. The numbers are those of `enum ibv_access_flags`
     /// (`ibv_reg_mr(3)`).
+    ///
+    /// ```
+    /// use rpma_mr::{Access, Transport, Usage};
+    ///
+    /// let target = Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY;
+    /// let rights = Access::for_usage(target, Transport::InfiniBand, true);
+    /// assert_eq!(rights, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::FLUSH_GLOBAL);
+    /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Access: u32 {
         /// Our own device may write the region (`IBV_ACCESS_LOCAL_WRITE`). Reading it locally
@@ -30,6 +38,15 @@ bitflags! {
 
 /// What carries the operations, as far as access rights depend on it
 /// (`ibv_device::transport_type`).
+///
+/// ```
+/// use rpma_mr::{Access, Transport, Usage};
+///
+/// // The peer's answer to a read is a write on iWARP.
+/// let rights = |transport| Access::for_usage(Usage::READ_DST, transport, false);
+/// assert!(!rights(Transport::InfiniBand).contains(Access::REMOTE_WRITE));
+/// assert!(rights(Transport::Iwarp).contains(Access::REMOTE_WRITE));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// InfiniBand, and RoCE, which is InfiniBand's transport over Ethernet.

@@ -11,6 +11,19 @@ use rustix::io::Errno;
 use crate::{ErrorCode, SliceError};
 
 /// What is about to happen to a part of a region (`enum ibv_advise_mr_advice`, `ibv_advise_mr(3)`).
+///
+/// ```
+/// use rpma_mr::{Advice, AdviseFlags, AnonPages, Device, ProtectionDomain, Usage};
+///
+/// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// let region = pd.register(AnonPages::new(1 << 20)?, Usage::WRITE_DST)?;
+/// if region.is_on_demand() {
+///     region.advise(..4096, Advice::PrefetchWrite, AdviseFlags::FLUSH)?; // its pages are there when the peer writes
+/// }
+/// assert!(region.advise(0..2 << 20, Advice::Prefetch, AdviseFlags::empty()).is_err()); // beyond its end
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Advice {
@@ -50,6 +63,13 @@ impl Advice {
 
 bitflags! {
     /// How advice is taken (`enum ibv_advise_mr_flags`). Bits without a name go to the provider as they are.
+    ///
+    /// ```
+    /// use rpma_mr::AdviseFlags;
+    ///
+    /// assert_eq!(AdviseFlags::FLUSH.bits(), 1); // C's number
+    /// assert_eq!(AdviseFlags::from_bits_retain(0x80).bits(), 0x80); // the provider's business
+    /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct AdviseFlags: u32 {
         /// The call returns when it is done, not when it is noted (`IBV_ADVISE_MR_FLAG_FLUSH`).

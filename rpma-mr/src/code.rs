@@ -6,6 +6,14 @@ use std::fmt;
 ///
 /// Rust errors say more; the code is what they have in common, and what the C interface returns.
 /// The set is closed: the C library is discontinued.
+///
+/// ```
+/// use rpma_mr::{ErrorCode, RemoteMr};
+///
+/// let error = RemoteMr::from_descriptor(b"too short").unwrap_err();
+/// assert_eq!(error.code(), ErrorCode::InvalidArgument); // every error has one
+/// assert_eq!(ErrorCode::from_raw(error.code().as_raw()), Some(ErrorCode::InvalidArgument)); // C's number
+/// ```
 #[doc(alias = "rpma_err_2str")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]

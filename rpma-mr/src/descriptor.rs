@@ -16,6 +16,17 @@ use crate::{ErrorCode, Usage};
 /// A value of this type always has a usage other than 0, and `addr + len_bytes` fits in 64 bits.
 /// Nothing more is known of it: it comes from a peer, and only the peer's device knows whether
 /// the memory is there.
+///
+/// ```
+/// use rpma_mr::{MrDescriptor, Usage};
+///
+/// let descriptor = MrDescriptor::new(0x10_0000, 4096, 7, Usage::READ_SRC)?;
+/// let sent = descriptor.to_bytes();
+/// assert_eq!(sent.len(), MrDescriptor::SIZE_BYTES);
+/// let received = MrDescriptor::from_bytes(&sent)?;
+/// assert_eq!((received.addr(), received.len_bytes(), received.rkey()), (0x10_0000, 4096, 7));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MrDescriptor {
     addr: u64,

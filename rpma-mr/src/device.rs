@@ -13,12 +13,14 @@ use crate::{Transport, resolve};
 
 /// An open RDMA device. Cheap to clone; the device stays open for as long as anything made with it lives.
 ///
-/// ```no_run
+/// ```
 /// use rpma_mr::Device;
 ///
-/// let provider = rpma_sys::RdmaCore::open()?;
-/// let device = Device::local(&provider, "10.0.0.1")?;
-/// println!("{}: {:?}", device.name(), device.capabilities());
+/// # let provider = rpma_soft::Soft::open()?;
+/// let device = Device::local(&provider, "127.0.0.1")?; // hardware: rpma_sys::RdmaCore::open()?, and its address
+/// assert_eq!(device.name(), "soft0");
+/// let same = Device::by_name(&provider, device.name())?;
+/// assert!(same.is_same_as(&device));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -36,6 +38,18 @@ struct Inner {
 /// What a device can do beyond what every RDMA device can, as far as this library makes use of it.
 ///
 /// The bits are the kernel's. The installed library may be older and refuse what the device has.
+///
+/// ```
+/// use rpma_mr::Device;
+///
+/// # let provider = rpma_soft::Soft::open()?;
+/// for device in Device::list(&provider)? {
+///     let has = device.capabilities();
+///     println!("{}: {has:?}", device.name());
+///     assert!(has.native_flush && has.native_atomic_write); // the software provider's does
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -120,6 +134,15 @@ impl Device {
     ///
     /// `host` is as for [`Device::local`]. `timeout` is for each address that the name stands for, as the C library's
     /// [`RESOLVE_TIMEOUT`](Self::RESOLVE_TIMEOUT) is; looking up the name takes as long as the system's resolver takes.
+    ///
+    /// ```
+    /// use rpma_mr::Device;
+    ///
+    /// # let provider = rpma_soft::Soft::open()?;
+    /// let device = Device::remote(&provider, "127.0.0.1", Device::RESOLVE_TIMEOUT)?; // the way to a peer
+    /// assert!(device.is_same_as(&Device::local(&provider, "127.0.0.1")?));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

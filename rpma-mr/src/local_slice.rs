@@ -10,6 +10,20 @@ use crate::{SliceError, Usage};
 /// A part of a registered region: where an operation of ours takes data from, or puts it.
 ///
 /// It lies within its region, and borrows it; it gives no access to the bytes.
+///
+/// ```
+/// use rpma_mr::{AnonPages, Device, LocalSlice, ProtectionDomain, Usage};
+///
+/// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// let region = pd.register(AnonPages::new(4096)?, Usage::RECV)?;
+/// let inboxes = region.slice(1024..)?;
+/// let second = inboxes.slice(512..1024)?;
+/// assert_eq!((second.addr() - region.all().addr(), second.len_bytes()), (1536, 512));
+/// assert!(region.slice(4000..5000).is_err());
+/// assert!(LocalSlice::null().is_empty()); // no memory at all: for messages without bytes
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct LocalSlice<'a> {
     addr: u64,

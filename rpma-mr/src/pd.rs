@@ -8,6 +8,17 @@ use rpma_sys::owned::Pd;
 use crate::{Device, ErrorCode};
 
 /// A protection domain: memory and connections work together only within one. Cheap to clone. (`rpma_peer`, `ibv_alloc_pd(3)`)
+///
+/// ```
+/// use rpma_mr::{AnonPages, Device, ProtectionDomain, Usage};
+///
+/// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+/// let pd = ProtectionDomain::new(&device)?;
+/// let region = pd.register(AnonPages::new(4096)?, Usage::READ_SRC)?;
+/// drop(pd); // the region keeps it
+/// assert_eq!(region.len_bytes(), 4096);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "rpma_peer")]
 #[derive(Debug, Clone)]
 pub struct ProtectionDomain {

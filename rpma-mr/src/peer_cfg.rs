@@ -38,6 +38,15 @@ pub struct PeerCfg {
 }
 
 /// Which operations a device has itself; the others are emulated.
+///
+/// ```
+/// use rpma_mr::{NativeOps, PeerCfg};
+///
+/// // A second byte says what the device has; a C program sends one.
+/// assert_eq!(PeerCfg::from_bytes(&[1, 0b01])?.native_ops(), Some(NativeOps { flush: true, atomic_write: false }));
+/// assert_eq!(PeerCfg::from_bytes(&[1])?.native_ops(), None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct NativeOps {
     /// The device answers the native flush operation.
@@ -175,6 +184,16 @@ impl TryFrom<&[u8]> for PeerCfg {
 }
 
 /// An encoded [`PeerCfg`]: one or two bytes, which it dereferences to.
+///
+/// ```
+/// use rpma_mr::{NativeOps, PeerCfg};
+///
+/// let cfg = PeerCfg::new().with_direct_write_to_pmem(true);
+/// let mut hello = b"my descriptor".to_vec();
+/// hello.extend(&*cfg.to_bytes()); // a slice of as many bytes as it has
+/// assert_eq!(hello.len(), 13 + 1);
+/// assert_eq!(cfg.with_native_ops(Some(NativeOps::default())).to_bytes().len(), 2);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PeerCfgBytes {
     bytes: [u8; PeerCfg::MAX_SIZE_BYTES],

@@ -86,6 +86,17 @@ impl RegisterError {
 }
 
 /// A failed registration: why, and the owner back.
+///
+/// ```
+/// use rpma_mr::{AnonPages, Device, ProtectionDomain, RegisterError, Usage};
+///
+/// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// let failure = pd.register(AnonPages::new(4096)?, Usage::empty()).expect_err("no usage");
+/// assert!(matches!(failure.error, RegisterError::NoUsage));
+/// let region = pd.register(failure.owner, Usage::READ_SRC)?; // the memory was not lost
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct RegisterFailure<M> {
     /// What was to be registered, unchanged.
     pub owner: M,

@@ -8,6 +8,18 @@ use std::ops::{Bound, RangeBounds};
 /// It is plain data: it holds nothing on either side, and the peer may take the memory away at
 /// any time, whereupon operations on it complete with an error. What can be checked without
 /// asking the peer is checked here, before anything is posted.
+///
+/// ```
+/// use rpma_mr::{MrDescriptor, RemoteMr, Usage};
+///
+/// # let received = MrDescriptor::new(0x10_0000, 4096, 7, Usage::READ_SRC | Usage::FLUSH_TYPE_VISIBILITY)?.to_bytes();
+/// let target = RemoteMr::from_descriptor(&received)?;
+/// assert_eq!(target.len_bytes(), 4096);
+/// assert!(target.usage().contains(Usage::READ_SRC));
+/// assert_eq!(target.flush_types(), Usage::FLUSH_TYPE_VISIBILITY);
+/// assert!(target.slice(4000..5000).is_err()); // found before anything is posted
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "rpma_mr_remote_delete")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemoteMr {
@@ -109,6 +121,18 @@ impl From<MrDescriptor> for RemoteMr {
 ///
 /// It lies within the region that its descriptor described; the end of slice and region is always
 /// an address that fits in 64 bits.
+///
+/// ```
+/// use rpma_mr::{MrDescriptor, RemoteMr, Usage};
+///
+/// # let received = MrDescriptor::new(0x10_0000, 4096, 7, Usage::WRITE_DST)?.to_bytes();
+/// let target = RemoteMr::from_descriptor(&received)?;
+/// let records = target.slice(1024..)?;
+/// let third = records.slice_at(2 * 64, 64)?;
+/// assert_eq!((third.offset_bytes(), third.len_bytes()), (1024 + 128, 64));
+/// assert!(third.is_aligned(8)); // an atomic write may go there
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemoteSlice {
     addr: u64,

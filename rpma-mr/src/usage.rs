@@ -8,6 +8,14 @@ bitflags! {
     /// The owner of a region states its usage at registration; the usage then travels in the
     /// region's descriptor, so that a peer knows it too. All eight bits are taken: every byte is
     /// a valid `Usage`, 0 included, which no region has.
+    ///
+    /// ```
+    /// use rpma_mr::Usage;
+    ///
+    /// let target = Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT;
+    /// assert_eq!(target.bits(), 8 | 32); // the byte of the descriptor
+    /// assert!(target.contains(Usage::WRITE_DST) && !target.contains(Usage::READ_SRC));
+    /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct Usage: u8 {
         /// A peer may read from the region (`RPMA_MR_USAGE_READ_SRC`).
@@ -36,6 +44,14 @@ impl Usage {
 }
 
 /// What a flush guarantees when it completes. The numbers are those of `enum rpma_flush_type`.
+///
+/// ```
+/// use rpma_mr::{FlushType, Usage};
+///
+/// // What the peer's region must have been registered for.
+/// assert_eq!(FlushType::Persistent.required_usage(), Usage::FLUSH_TYPE_PERSISTENT);
+/// assert_eq!(FlushType::from_raw(1), Some(FlushType::Visibility)); // C's number
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum FlushType {

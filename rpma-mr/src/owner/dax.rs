@@ -15,6 +15,17 @@ use crate::copy::AccessError;
 ///
 /// The pages are the memory itself: data is durable once it left the processor's caches, and devices can register it without
 /// on-demand paging. Other processes may map the same device, so it never lends slices.
+///
+/// Not run as a test, because it takes such a device:
+///
+/// ```no_run
+/// use rpma_mr::DaxDevice;
+///
+/// let memory = DaxDevice::open("/dev/dax0.0")?;
+/// println!("{} bytes, in pages of {}", memory.len_bytes(), memory.align_bytes());
+/// memory.write_at(0, b"a header")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct DaxDevice {
     mapping: Mapping,

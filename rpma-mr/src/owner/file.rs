@@ -19,6 +19,22 @@ use crate::copy::AccessError;
 /// Other processes may map and change the same file at any time, so it never lends slices; [`read_at`](Self::read_at) and
 /// [`write_at`](Self::write_at) copy.
 ///
+/// ```
+/// use rpma_mr::{Device, MappedFile, ProtectionDomain, Usage};
+///
+/// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("volume");
+/// let file = MappedFile::create(&path, 4096)?; // made, and its blocks allocated
+/// let region = pd.register(file, Usage::WRITE_DST)?;
+/// region.write_at(0, b"in the file")?; // as what a peer writes
+/// let file = region.deregister()?;
+/// assert_eq!((file.len_bytes(), file.path()), (4096, path.as_path()));
+/// assert!(std::fs::read(&path)?.starts_with(b"in the file"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Persistent memory
 ///
 /// Where the file system gives it (ext4 and XFS mounted with `-o dax` on persistent memory), the mapping is synchronous, and

@@ -26,6 +26,22 @@ pub use pmem::PersistentMemory;
 /// The library's own owners are [`AnonPages`], [`MappedFile`], [`DaxDevice`] and [`PersistentMemory`]. For regions of one type
 /// whatever their memory is, register a `Box<dyn RegionOwner>`.
 ///
+/// ```
+/// use rpma_mr::{AnonPages, Device, LocalMr, MappedFile, ProtectionDomain, RegionOwner, Usage};
+///
+/// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// # let file = tempfile::NamedTempFile::new()?;
+/// let owners: [Box<dyn RegionOwner>; 2] =
+///     [Box::new(AnonPages::new(4096)?), Box::new(MappedFile::create(file.path(), 8192)?)];
+/// let mut regions: Vec<LocalMr<Box<dyn RegionOwner>>> = Vec::new();
+/// for owner in owners {
+///     regions.push(pd.register(owner, Usage::READ_SRC)?);
+/// }
+/// assert_eq!(regions[1].len_bytes(), 8192);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Safety
 ///
 /// From the moment that the owner is handed over until it is dropped or handed back:
@@ -83,6 +99,15 @@ unsafe impl<M: RegionOwner + ?Sized> RegionOwner for Box<M> {
 }
 
 /// What memory is made of. Registration errors depend on it: not every kernel pins every kind.
+///
+/// ```
+/// use rpma_mr::{AnonPages, Backing, RegionOwner};
+///
+/// let pages = AnonPages::new(4096)?;
+/// assert_eq!(pages.backing(), Backing::Anonymous);
+/// assert_eq!(pages.backing().to_string(), "anonymous memory"); // in messages of errors
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Backing {

@@ -12,6 +12,21 @@ use crate::copy::AccessError;
 /// Persistent memory that a path names: a DAX device or a file.
 ///
 /// For programs whose users say where the memory is.
+///
+/// ```
+/// use rpma_mr::PersistentMemory;
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("volume"); // or /dev/dax0.0
+/// let memory = PersistentMemory::open(&path, 4096)?;
+/// assert_eq!(memory.len_bytes(), 4096);
+/// match &memory {
+///     PersistentMemory::Device(device) => println!("{}, in pages of {}", device.path().display(), device.align_bytes()),
+///     PersistentMemory::File(file) => assert_eq!(file.is_map_sync(), memory.is_direct()),
+///     _ => println!("something newer"),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PersistentMemory {
