@@ -7,52 +7,68 @@
 //!
 //! # The main job
 //!
-//! One side owns persistent memory, the *target*. It registers it, and hands its descriptor to whoever connects:
+//! One side owns persistent memory, the *target*. It registers it, and hands its descriptor to whoever connects. The other side, the
+//! *writer*, connects, writes, and flushes. When the flush has completed, the bytes are durable. Both sides in one program:
 //!
-//! ```no_run
-//! use rpma::prelude::*;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let peer = Peer::new(&Device::local(&Provider::from_env()?.open()?, "10.0.0.1")?)?;
-//! let memory = PersistentMemory::open("/dev/dax0.0", 1 << 20)?;
-//! let is_direct = memory.is_direct(); // and the platform writes to it directly: your promise
-//! let region = peer.register(memory, Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT)?;
-//! // A device with native flush knows by itself what it can make durable; with the software provider that is any file on a disk.
-//! let knows = peer.capabilities().native_flush && region.usage().contains(Usage::FLUSH_TYPE_PERSISTENT);
-//! let direct = is_direct || knows;
-//! let endpoint = Endpoint::listen(&peer, ("10.0.0.1", 7204))?;
-//!
-//! let request = endpoint.next_conn_req(&ConnCfg::new(), Wait::Forever)?;
-//! let mut hello = region.descriptor().to_bytes().to_vec();
-//! hello.extend(&*peer.cfg().with_direct_write_to_pmem(direct).to_bytes());
-//! let conn = request.connect(&hello)?.established(Wait::Forever)?;
-//! while !matches!(conn.next_event(Wait::Forever)?, ConnEvent::Closed | ConnEvent::Lost) {}
-//! # Ok(())
-//! # }
 //! ```
-//!
-//! The other side, the *writer*, connects, writes, and flushes. When the flush has completed, the bytes are durable:
-//!
-//! ```no_run
 //! use rpma::prelude::*;
+//! use std::error::Error;
+//! use std::{fs, net::SocketAddr, path::Path, thread};
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let peer = Peer::new(&Device::remote(&Provider::from_env()?.open()?, "10.0.0.1", Device::RESOLVE_TIMEOUT)?)?;
-//! let source = peer.register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
-//! let request = ConnReq::new(&peer, ("10.0.0.1", 7204), &ConnCfg::new())?;
-//! let conn = request.connect(&[])?.established(Duration::from_secs(5))?;
+//! type Done = Result<(), Box<dyn Error + Send + Sync>>;
 //!
-//! let hello = conn.private_data().to_vec();
-//! let target = RemoteMr::from_descriptor(&hello)?;
-//! let cfg = hello.get(MrDescriptor::SIZE_BYTES..MrDescriptor::SIZE_BYTES + PeerCfg::MAX_SIZE_BYTES);
-//! conn.apply_remote_peer_cfg(PeerCfg::from_bytes(cfg.ok_or("the target sent no configuration")?)?);
+//! /// The target. `path` is that of a DAX device, or of a file.
+//! fn target(peer: &Peer, endpoint: &Endpoint, path: &Path) -> Done {
+//!     let memory = PersistentMemory::open(path, 1 << 20)?;
+//!     let is_direct = memory.is_direct(); // and the platform writes to it directly: your promise
+//!     let region = peer.register(memory, Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT)?;
+//!     // A device with native flush knows by itself what it can make durable; with the software provider that is any file on a disk.
+//!     let knows = peer.capabilities().native_flush && region.usage().contains(Usage::FLUSH_TYPE_PERSISTENT);
+//!     let direct = is_direct || knows;
 //!
-//! source.write_at(0, b"durable at last")?;
-//! conn.write(target.slice(0..15)?, source.slice(0..15)?, Signal::OnError, 0)?;
-//! conn.flush(target.slice(0..15)?, FlushType::Persistent, Signal::Always, 1)?;
-//! conn.cq().wait(Duration::from_secs(5))?.result()?;
-//! # Ok(())
-//! # }
+//!     let request = endpoint.next_conn_req(&ConnCfg::new(), Wait::Forever)?;
+//!     let mut hello = region.descriptor().to_bytes().to_vec();
+//!     hello.extend(&*peer.cfg().with_direct_write_to_pmem(direct).to_bytes());
+//!     let conn = request.connect(&hello)?.established(Wait::Forever)?;
+//!     while !matches!(conn.next_event(Wait::Forever)?, ConnEvent::Closed | ConnEvent::Lost) {}
+//!     Ok(())
+//! }
+//!
+//! /// The writer.
+//! fn writer(peer: &Peer, target: SocketAddr) -> Done {
+//!     let source = peer.register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
+//!     let request = ConnReq::new(peer, target, &ConnCfg::new())?;
+//!     let conn = request.connect(&[])?.established(Duration::from_secs(5))?;
+//!
+//!     let hello = conn.private_data().to_vec();
+//!     let target = RemoteMr::from_descriptor(&hello)?;
+//!     let cfg = hello.get(MrDescriptor::SIZE_BYTES..MrDescriptor::SIZE_BYTES + PeerCfg::MAX_SIZE_BYTES);
+//!     conn.apply_remote_peer_cfg(PeerCfg::from_bytes(cfg.ok_or("the target sent no configuration")?)?);
+//!
+//!     source.write_at(0, b"durable at last")?;
+//!     conn.write(target.slice(0..15)?, source.slice(0..15)?, Signal::OnError, 0)?;
+//!     conn.flush(target.slice(0..15)?, FlushType::Persistent, Signal::Always, 1)?;
+//!     conn.cq().wait(Duration::from_secs(5))?.result()?;
+//!     Ok(())
+//! }
+//!
+//! fn main() -> Done {
+//!     // With hardware: Provider::from_env()?.open()?, and the address of the target's device; at the writer, Device::remote.
+//!     let peer = Peer::new(&Device::local(&Provider::Soft.open()?, "127.0.0.1")?)?;
+//!     let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+//!     let addr = endpoint.local_addr().ok_or("the endpoint has no address")?;
+//! #     let file = tempfile::NamedTempFile::new_in("/var/tmp")?; // a disk; /tmp may be none
+//! #     let path = file.path().to_owned();
+//! #     let file = path.clone();
+//!     let serving = thread::spawn({
+//!         let peer = peer.clone();
+//!         move || target(&peer, &endpoint, &path)
+//!     });
+//!     writer(&peer, addr)?;
+//!     serving.join().map_err(|_| "the target panicked")??;
+//!     assert!(fs::read(&file)?.starts_with(b"durable at last"));
+//!     Ok(())
+//! }
 //! ```
 //!
 //! # What is safe, and why
@@ -82,9 +98,13 @@
 //! [`ConnCfg::sq_size`] says how many may be posted and not yet polled; the next one is [`PostError::QueueFull`], nothing is lost, and
 //! polling makes room. That holds for operations with [`Signal::OnError`] too: their slots come free when something behind them was polled.
 //!
-//! ```no_run
-//! # use rpma::prelude::*;
-//! # fn f(conn: &Conn, there: RemoteMr, here: &LocalMr<AnonPages>) -> Result<(), Box<dyn std::error::Error>> {
+//! ```
+//! use rpma::prelude::*;
+//!
+//! # let (conn, _server) = rpma::testing::pair()?;
+//! # let file = tempfile::NamedTempFile::new_in("/var/tmp")?; // a disk; /tmp may be none
+//! # let (memory, there) = rpma::testing::persistent_target(&conn, file.path())?;
+//! let here = conn.peer().register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
 //! for n in 0..8_u64 {
 //!     let here = here.slice(256 * n as usize..)?.slice(..256)?;
 //!     conn.write(there.slice_at(256 * n, 256)?, here, Signal::OnError, n)?;
@@ -92,16 +112,20 @@
 //! conn.flush(there.slice_at(0, 8 * 256)?, FlushType::Persistent, Signal::Always, 8)?;
 //! let done = conn.cq().wait(Duration::from_secs(5))?;
 //! done.result()?; // the flush; or the write that failed, which `context` names
-//! # Ok(())
-//! # }
+//! assert_eq!(done.context(), 8);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! Each post rings the device's doorbell. A [`Batch`] rings it once for all of its requests, and is posted whole or not at all where the
 //! queue has no room for it:
 //!
-//! ```no_run
-//! # use rpma::prelude::*;
-//! # fn f(conn: &Conn, there: RemoteMr, here: &LocalMr<AnonPages>) -> Result<(), Box<dyn std::error::Error>> {
+//! ```
+//! use rpma::prelude::*;
+//!
+//! # let (conn, _server) = rpma::testing::pair()?;
+//! # let file = tempfile::NamedTempFile::new_in("/var/tmp")?; // a disk; /tmp may be none
+//! # let (memory, there) = rpma::testing::persistent_target(&conn, file.path())?;
+//! # let here = conn.peer().register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
 //! let mut batch = conn.batch();
 //! for n in 0..8_u64 {
 //!     let here = here.slice(256 * n as usize..)?.slice(..256)?;
@@ -109,8 +133,8 @@
 //! }
 //! batch.flush(there.slice_at(0, 8 * 256)?, FlushType::Persistent, Signal::Always, 8)?;
 //! batch.post()?;
-//! # Ok(())
-//! # }
+//! assert_eq!(conn.cq().wait(Duration::from_secs(5))?.context(), 8);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Messages
@@ -119,19 +143,26 @@
 //! connection manager's time), and for ever unless the receiver's [`ConnCfg::rnr_retry_count`] says otherwise, so post as many receives as can be under way. Receives can be posted on a request already, so that the first message
 //! never comes too early. [`Conn::write_with_imm`] completes a receive too, once its bytes are there.
 //!
-//! ```no_run
-//! # use rpma::prelude::*;
-//! # fn f(request: ConnReq<Incoming>, peer: &Peer) -> Result<(), Box<dyn std::error::Error>> {
+//! ```
+//! use rpma::prelude::*;
+//!
+//! # let peer = rpma::testing::peer()?;
+//! # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+//! # let addr = endpoint.local_addr().ok_or("listening")?;
+//! # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+//! # let request = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(5))?;
 //! let inbox = peer.register(AnonPages::new(4096)?, Usage::RECV)?;
 //! request.recv(inbox.slice(0..512)?, 7)?;
-//! let conn = request.connect(&[])?.established(Duration::from_secs(5))?;
-//! let completion = conn.cq().wait(Wait::Forever)?;
-//! if let Some(received) = completion.received()? {
-//!     let mut message = vec![0; received.len_bytes as usize];
-//!     inbox.read_at(0, &mut message)?; // a copy: look at it, not at the region
-//! }
-//! # Ok(())
-//! # }
+//! let pending = request.connect(&[])?;
+//! # let client = client.established(Duration::from_secs(5))?;
+//! # client.send(Inline(b"hello"), Signal::OnError, 0)?;
+//! let conn = pending.established(Duration::from_secs(5))?;
+//! let completion = conn.cq().wait(Wait::Forever)?; // the client says hello
+//! let received = completion.received()?.ok_or("a receive")?;
+//! let mut message = vec![0; received.len_bytes as usize];
+//! inbox.read_at(0, &mut message)?; // a copy: look at it, not at the region
+//! assert_eq!((completion.context(), &*message), (7, &b"hello"[..]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Many clients
@@ -140,27 +171,33 @@
 //! [`Completion::qp_num`] says at which of them a message arrived. The queue has a completion queue of its own, so that one thread serves
 //! all of them; made with [`SrqCfg::rcq_size`] 0 it has none, and each connection's messages complete at that connection.
 //!
-//! ```no_run
-//! # use rpma::prelude::*;
-//! # use std::collections::HashMap;
-//! # fn f(peer: &Peer, inboxes: &LocalMr<AnonPages>) -> Result<(), Box<dyn std::error::Error>> {
+//! ```
+//! use rpma::prelude::*;
+//! use std::collections::HashMap;
+//!
+//! # let peer = rpma::testing::peer()?;
 //! let srq = peer.new_srq(&SrqCfg::new().rq_size(64))?;
+//! let inboxes = peer.register(AnonPages::new(64 * 512)?, Usage::RECV)?;
 //! for n in 0..64 {
 //!     srq.recv(inboxes.slice(512 * n..512 * (n + 1))?, n as u64)?;
 //! }
-//! let listener = Listener::new(peer, ("10.0.0.1", 7204), &ConnCfg::new().srq(&srq))?;
+//! let listener = Listener::new(&peer, ("127.0.0.1", 0), &ConnCfg::new().srq(&srq))?;
+//! # let addr = listener.local_addr().ok_or("listening")?;
+//! # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
 //! let mut clients = HashMap::new();
-//! let conn = listener.get_request(Wait::Forever)?.connect(&[])?.established(Duration::from_secs(5))?;
+//! let pending = listener.get_request(Wait::Forever)?.connect(&[])?;
+//! # let client = client.established(Duration::from_secs(5))?;
+//! # client.send(Inline(b"hello"), Signal::OnError, 0)?;
+//! let conn = pending.established(Duration::from_secs(5))?;
 //! clients.insert(conn.qp_num(), conn); // and so on
 //!
 //! let completion = srq.rcq().ok_or("made with rcq_size 0")?.wait(Wait::Forever)?;
-//! if completion.received()?.is_some() {
-//!     let inbox = completion.context() as usize;
-//!     println!("message from {:?} in inbox {inbox}", clients[&completion.qp_num()].peer_addr());
-//!     srq.recv(inboxes.slice(512 * inbox..512 * (inbox + 1))?, inbox as u64)?; // once it was looked at
-//! }
-//! # Ok(())
-//! # }
+//! let received = completion.received()?.ok_or("a receive")?;
+//! let inbox = completion.context() as usize;
+//! println!("{} bytes from {:?} in inbox {inbox}", received.len_bytes, clients[&completion.qp_num()].peer_addr());
+//! srq.recv(inboxes.slice(512 * inbox..512 * (inbox + 1))?, inbox as u64)?; // once it was looked at
+//! # assert_eq!((received.len_bytes, clients[&completion.qp_num()].peer_addr()), (5, client.local_addr()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! A [`Dispatcher`] waits for all completions of many connections, sends and receives, which are on one completion channel then.
@@ -177,21 +214,32 @@
 //! completion queue raises its descriptor only after it was armed, and not for what is in it already: arm first, then poll until it is
 //! empty.
 //!
-//! ```no_run
-//! # use rpma::prelude::*;
-//! # fn f(conn: &Conn, cq_is_readable: bool, conn_is_readable: bool) -> Result<(), Box<dyn std::error::Error>> {
-//! let cq = conn.cq();
-//! if cq_is_readable {
+//! ```
+//! use rpma::prelude::*;
+//! use rustix::event::{PollFd, PollFlags, poll};
+//!
+//! # let (conn, server) = rpma::testing::pair()?;
+//! # server.recv(LocalSlice::null(), 0)?;
+//! # conn.cq().arm()?;
+//! # conn.send(LocalSlice::null(), Signal::Always, 1)?;
+//! # poll(&mut [PollFd::new(&conn.cq(), PollFlags::IN)], None)?;
+//! # server.disconnect()?;
+//! let (cq, mut done) = (conn.cq(), Vec::new());
+//! loop {
 //!     cq.arm()?;
 //!     while let Some(completion) = cq.poll()? {
-//!         println!("{} {}: {:?}", completion.operation(), completion.context(), completion.result());
+//!         completion.result()?;
+//!         done.push(completion.context());
+//!     }
+//!     poll(&mut [PollFd::new(&cq, PollFlags::IN), PollFd::new(&conn, PollFlags::IN)], None)?; // or epoll(7), with many others
+//!     match conn.next_event(Wait::Now) {
+//!         Ok(ConnEvent::Closed) => break conn.disconnect()?, // answers the peer's; what is outstanding completes with errors
+//!         Ok(event) => println!("{event:?}"),
+//!         Err(_) => {} // no event: it was the completion queue's descriptor
 //!     }
 //! }
-//! if conn_is_readable && conn.next_event(Wait::Now)? == ConnEvent::Closed {
-//!     conn.disconnect()?; // answers the peer's; what is outstanding completes with errors
-//! }
-//! # Ok(())
-//! # }
+//! assert_eq!(done, [1]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Futures

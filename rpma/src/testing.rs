@@ -4,9 +4,10 @@
 //! No part of the interface: it is there with the feature `testing` alone, and changes as the examples need.
 
 use std::error::Error;
+use std::path::Path;
 use std::time::Duration;
 
-use crate::{AnonPages, Conn, ConnCfg, ConnReq, Device, Endpoint, LocalMr, Peer, Provider, RemoteMr, Usage};
+use crate::{AnonPages, Conn, ConnCfg, ConnReq, Device, Endpoint, LocalMr, MappedFile, Peer, Provider, RemoteMr, Usage};
 
 /// Longer than anything takes on a slow machine that works.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -34,5 +35,14 @@ pub fn pair_with(peer: &Peer, asks: &ConnCfg, accepts: &ConnCfg) -> Result<(Conn
 pub fn target(conn: &Conn, usage: Usage) -> Result<(LocalMr<AnonPages>, RemoteMr), Box<dyn Error>> {
     let region = conn.peer().register(AnonPages::new(4096)?, usage)?;
     let known = RemoteMr::from_descriptor(&region.descriptor().to_bytes())?;
+    Ok((region, known))
+}
+
+/// As [`target`], in the file at `path`, which is on a disk; and `conn` knows that flushes to it reach the disk.
+pub fn persistent_target(conn: &Conn, path: &Path) -> Result<(LocalMr<MappedFile>, RemoteMr), Box<dyn Error>> {
+    let usage = Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT;
+    let region = conn.peer().register(MappedFile::create(path, 4096)?, usage)?;
+    let known = RemoteMr::from_descriptor(&region.descriptor().to_bytes())?;
+    conn.apply_remote_peer_cfg(conn.peer().cfg().with_direct_write_to_pmem(true));
     Ok((region, known))
 }

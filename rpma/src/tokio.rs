@@ -4,8 +4,7 @@
 //! [`Async`] makes the waiting calls of an object futures; [`start`] makes a request. Everything else is as in the rest of this crate,
 //! because nothing else waits. The futures are cancel-safe, so they go into `select!` and `timeout`; [`Async`] says what dropping one does.
 //!
-#![cfg_attr(feature = "soft", doc = "```")]
-#![cfg_attr(not(feature = "soft"), doc = "```ignore")]
+//! ```
 //! use rpma::prelude::*;
 //! use rpma::tokio::{Async, start};
 //!
