@@ -16,6 +16,26 @@ use crate::peer::FLUSH_TARGET_BYTES;
 use crate::source::{Inline, Limits, Payload, Ranges, Sges, Source, check_local, inline_side, local_side};
 
 /// Whether a completion is wanted on success too. There is always one on failure.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let cfg = ConnCfg::new().sq_size(4);
+/// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+/// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+/// let (mut posted, mut told) = (0, 0);
+/// while posted < 100 {
+///     match conn.write(there.slice_at(0, 8)?, Inline(b"8 bytes!"), Signal::OnError, posted) {
+///         Ok(()) => posted += 1,
+///         // As many are posted as the queue has room for. Polling makes room, and tells of those alone that failed.
+///         Err(PostError::QueueFull { .. }) => told += usize::from(conn.cq().poll()?.is_some()),
+///         Err(e) => return Err(e.into()),
+///     }
+/// }
+/// assert_eq!(told, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     /// Always: `RPMA_F_COMPLETION_ALWAYS`.
@@ -37,6 +57,16 @@ pub(crate) enum Sent {
 
 /// How an operation that not every device has is made on a connection: [`Conn::flush_path`](crate::Conn::flush_path),
 /// [`Conn::atomic_write_path`](crate::Conn::atomic_write_path).
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let peer = rpma::testing::peer()?;
+/// let connect = |mode| rpma::testing::pair_with(&peer, &ConnCfg::new().flush_mode(mode), &ConnCfg::new());
+/// assert_eq!(connect(OpMode::Automatic)?.0.flush_path(), OpPath::Native); // the software provider's device has it
+/// assert_eq!(connect(OpMode::Emulated)?.0.flush_path(), OpPath::Emulated);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpPath {
     /// By the operation of that name, RDMA FLUSH or ATOMIC WRITE.
@@ -46,6 +76,24 @@ pub enum OpPath {
 }
 
 /// Why an operation could not be posted. Nothing was posted then, and the connection is intact, unless the variant says otherwise.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// # let (conn, server) = rpma::testing::pair()?;
+/// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
+/// let mut posted = 0;
+/// let full = loop {
+///     match conn.write(there.slice_at(8 * posted, 8)?, Inline(b"8 bytes!"), Signal::Always, posted) {
+///         Ok(()) => posted += 1,
+///         Err(error) => break error,
+///     }
+/// };
+/// assert!(matches!(full, PostError::QueueFull { limit, .. } if u64::from(limit) == posted));
+/// let error = conn.read(LocalSlice::null(), there.slice_at(0, 8)?, Signal::Always, 0).expect_err("8 bytes into none");
+/// assert_eq!(error.to_string(), "read: 0 bytes here and 8 bytes there cannot be one transfer");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message explains its fields")]
