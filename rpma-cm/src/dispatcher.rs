@@ -38,27 +38,38 @@ use crate::waiters::Waiters;
 ///
 /// Cloning is cheap and gives another handle on the same dispatcher. Its connections need none; they may be dropped in any order.
 ///
-/// ```no_run
-/// # use rpma_cm::{ConnCfg, CqError, Dispatcher, Endpoint, Peer, Wait};
-/// # use std::collections::HashMap;
-/// # fn f(peer: &Peer, endpoint: &Endpoint) -> Result<(), Box<dyn std::error::Error>> {
-/// let dispatcher = Dispatcher::new(peer)?;
+/// ```
+/// use rpma::{CqError, Dispatched, Dispatcher, prelude::*};
+/// use std::collections::HashMap;
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// let dispatcher = Dispatcher::new(&peer)?;
 /// let cfg = ConnCfg::new().dispatcher(&dispatcher);
 /// let mut conns = HashMap::new();
-/// for _ in 0..100 {
-///     let conn = endpoint.next_conn_req(&cfg, Wait::Forever)?.connect(&[])?.established(Wait::Forever)?;
+/// for _ in 0..3 {
+/// #   let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+///     let pending = endpoint.next_conn_req(&cfg, Duration::from_secs(10))?.connect(&[])?;
+/// #   let client = client.established(Duration::from_secs(10))?;
+///     let conn = pending.established(Duration::from_secs(10))?;
+///     conn.recv(LocalSlice::null(), 7)?;
 ///     conns.insert(conn.qp_num(), conn);
+/// #   client.send(LocalSlice::null(), Signal::Always, 0)?;
+/// #   client.cq().wait(Duration::from_secs(10))?;
 /// }
+/// // Each peer sends a message, and goes.
+/// let mut messages = 0;
 /// while !conns.is_empty() {
-///     let dispatched = dispatcher.wait(Wait::Forever)?;
-///     match dispatched.found {
-///         Ok((role, completion)) => println!("{role:?}: {completion:?} of {:?}", conns[&dispatched.qp_num].peer_addr()),
-///         Err(CqError::Drained) => drop(conns.remove(&dispatched.qp_num)),
+///     let Dispatched { qp_num, found } = dispatcher.wait(Duration::from_secs(10))?;
+///     match found {
+///         Ok((_, completion)) => messages += completion.context(),
+///         Err(CqError::Drained) => drop(conns.remove(&qp_num)),
 ///         Err(e) => return Err(e.into()),
 ///     }
 /// }
-/// # Ok(())
-/// # }
+/// assert_eq!(messages, 3 * 7);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
 pub struct Dispatcher(Arc<Inner>);
@@ -176,6 +187,22 @@ impl Members {
 }
 
 /// What a dispatcher found.
+///
+/// ```
+/// use rpma::{CqRole, Dispatcher, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// let dispatcher = Dispatcher::new(&peer)?;
+/// let cfg = ConnCfg::new().rcq_size(10).dispatcher(&dispatcher);
+/// # let (conn, client) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+/// conn.recv(LocalSlice::null(), 7)?;
+/// # client.send(LocalSlice::null(), Signal::OnError, 0)?; // the peer's message
+/// let dispatched = dispatcher.wait(Duration::from_secs(10))?;
+/// assert_eq!(dispatched.qp_num, conn.qp_num());
+/// let (role, completion) = dispatched.found?;
+/// assert_eq!((role, completion.context()), (CqRole::Receive, 7));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Dispatched {
     /// The number of the queue pair: at which connection.
@@ -459,6 +486,19 @@ impl ConnCfg {
     /// its channel then, whatever [`shared_channel`](Self::shared_channel) says.
     ///
     /// These parameters hold the dispatcher, and so do the connections made with them.
+    ///
+    /// ```
+    /// use rpma::{CqError, Dispatcher, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let dispatcher = Dispatcher::new(&peer)?;
+    /// let cfg = ConnCfg::new().dispatcher(&dispatcher);
+    /// assert!(cfg.get_dispatcher().is_some());
+    /// # let (conn, _client) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// assert!(matches!(conn.cq().wait(Wait::Now), Err(CqError::HasDispatcher))); // it is waited for there
+    /// assert!(matches!(dispatcher.wait(Wait::Now), Err(CqError::NoCompletion)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn dispatcher(mut self, dispatcher: &Dispatcher) -> Self {
         self.dispatcher = Some(dispatcher.clone());
