@@ -14,6 +14,24 @@ use crate::srq::Srq;
 use crate::wait::{Flag, Wait, any_of, until_readable};
 
 /// What happened, by `ibv_get_async_event(3)`.
+///
+/// ```
+/// use rpma::{DeviceEventError, DeviceEventKind, DeviceEvents, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// let events = DeviceEvents::of(peer.device())?;
+/// // Whether the device failed, as far as was told until now.
+/// let failed = loop {
+///     match events.next_event(Wait::Now) {
+///         Ok(event) if event.kind() == DeviceEventKind::DeviceFatal => break true,
+///         Ok(event) => println!("{event:?}"),
+///         Err(DeviceEventError::NoEvent) => break false,
+///         Err(e) => return Err(e.into()),
+///     }
+/// };
+/// assert!(!failed);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceEventKind {
@@ -88,6 +106,23 @@ impl DeviceEventKind {
 }
 
 /// What an event is about.
+///
+/// ```
+/// use rpma::{DeviceEventKind, DeviceEventSubject, DeviceEvents, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let srq = peer.new_srq(&SrqCfg::new())?;
+/// # let cfg = ConnCfg::new().srq(&srq);
+/// # let (client, conn) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &cfg)?;
+/// # let events = DeviceEvents::of(peer.device())?;
+/// # client.disconnect()?;
+/// # conn.next_event(Duration::from_secs(10))?;
+/// // A connection on a shared receive queue ends.
+/// let event = events.next_event(Duration::from_secs(10))?;
+/// assert_eq!(event.kind(), DeviceEventKind::LastReceive);
+/// assert_eq!(event.subject(), DeviceEventSubject::Qp(conn.qp_num()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceEventSubject {
     /// The queue pair of this number: [`Conn::qp_num`](crate::Conn::qp_num) of a connection, if it is one of ours.
@@ -103,6 +138,24 @@ pub enum DeviceEventSubject {
 }
 
 /// An event of a device. It is acknowledged already: what it is about can be dropped at any time.
+///
+/// ```
+/// use rpma::{DeviceEventSubject, DeviceEvents, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let srq = peer.new_srq(&SrqCfg::new())?;
+/// # let cfg = ConnCfg::new().srq(&srq);
+/// # let (client, conn) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &cfg)?;
+/// # let events = DeviceEvents::of(peer.device())?;
+/// # client.disconnect()?;
+/// # conn.next_event(Duration::from_secs(10))?;
+/// let event = events.next_event(Duration::from_secs(10))?;
+/// println!("{:?} of {:?}", event.kind(), event.subject());
+/// // Which queue it is about, if it is about one.
+/// assert!(!event.is_about_srq(&srq) && !event.is_about_cq(&conn.cq()));
+/// assert!(matches!(event.subject(), DeviceEventSubject::Qp(_)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceEvent(AsyncEvent);
 
@@ -172,20 +225,26 @@ impl DeviceEventError {
 ///
 /// Nothing depends on reading them: what connections need to know of, their own events and completions say too.
 ///
-/// ```no_run
-/// # use rpma_cm::{Conn, DeviceEventKind, DeviceEventSubject, DeviceEvents, Peer, Wait};
-/// # use std::collections::HashMap;
-/// # fn f(peer: &Peer, conns: &HashMap<u32, Conn>) -> Result<(), Box<dyn std::error::Error>> {
+/// ```
+/// use rpma::{DeviceEventKind, DeviceEventSubject, DeviceEvents, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let srq = peer.new_srq(&SrqCfg::new())?;
+/// # let cfg = ConnCfg::new().srq(&srq);
+/// # let (client, conn) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &cfg)?;
 /// let events = DeviceEvents::of(peer.device())?;
+/// # client.disconnect()?;
+/// # conn.next_event(Duration::from_secs(10))?;
+/// // A connection on a shared receive queue ends.
 /// loop {
-///     let event = events.next_event(Wait::Forever)?;
+///     let event = events.next_event(Duration::from_secs(10))?;
 ///     match (event.kind(), event.subject()) {
 ///         (DeviceEventKind::PortError, DeviceEventSubject::Port(port)) => println!("port {port} is down"),
-///         (kind, DeviceEventSubject::Qp(number)) => println!("{kind:?} at {:?}", conns.get(&number).and_then(Conn::peer_addr)),
+///         (DeviceEventKind::LastReceive, DeviceEventSubject::Qp(number)) => break assert_eq!(number, conn.qp_num()),
 ///         other => println!("{other:?}"),
 ///     }
 /// }
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct DeviceEvents {
     events: AsyncEvents,
