@@ -144,6 +144,23 @@ impl<R: Readiness> Async<CompletionQueue, R> {
     ///
     /// Dropping the future loses no completion.
     ///
+    /// ```
+    /// use rpma::{CqError, prelude::*, tokio::Async};
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut cq = Async::new(conn.cq())?;
+    /// conn.recv(LocalSlice::null(), 1)?;
+    /// # drop(server); // the peer's process dies
+    /// let failed = cq.wait().await?; // by itself, when the peer dies
+    /// assert!(failed.result().is_err_and(|e| e.is_flushed()));
+    /// assert!(matches!(cq.wait().await, Err(CqError::Drained)));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`CompletionQueue::wait`], without the end of the time.
@@ -170,11 +187,40 @@ impl<R: Readiness> Stream for Async<CompletionQueue, R> {
 
 /// Both completion queues of a connection whose queues share their channel ([`ConnCfg::shared_channel`](crate::ConnCfg::shared_channel)),
 /// to be waited for by a task: [`Conn::shared_queues`].
+///
+/// ```
+/// use rpma::{CqRole, prelude::*, tokio::Async};
+///
+/// # let peer = rpma::testing::peer()?;
+/// let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+/// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+/// # runtime.block_on(async {
+/// let mut queues = Async::new(conn.shared_queues()?)?;
+/// conn.recv(LocalSlice::null(), 7)?;
+/// # server.send(LocalSlice::null(), Signal::OnError, 0)?; // the peer's message
+/// let (role, completion) = queues.wait().await?;
+/// assert_eq!((role, completion.context()), (CqRole::Receive, 7));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct SharedQueues(Conn);
 
 impl Conn {
     /// Both completion queues, which share their channel, for [`Async`].
+    ///
+    /// ```
+    /// use rpma::{CqError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+    /// # let (conn, other) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// assert_eq!(conn.shared_queues()?.conn().qp_num(), conn.qp_num());
+    /// assert!(matches!(other.shared_queues(), Err(CqError::NotSharedChannel))); // made without
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

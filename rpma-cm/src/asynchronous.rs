@@ -53,6 +53,25 @@ impl Watched {
 ///
 /// A time limit is the runtime's: drop the future when it is over.
 ///
+/// ```
+/// use rpma::prelude::*;
+/// use rpma::tokio::Async; // rpma::Async<T, Readable>, of which the second is tokio's part
+/// use std::{future::poll_fn, pin::pin, task::Poll};
+///
+/// # let (conn, server) = rpma::testing::pair()?;
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+/// # runtime.block_on(async {
+/// let mut cq = Async::new(conn.cq())?;
+/// // A future that is dropped, as `select!` does it, loses nothing.
+/// poll_fn(|context| Poll::Ready(assert!(pin!(cq.wait()).poll(context).is_pending()))).await;
+/// # server.recv(LocalSlice::null(), 0)?;
+/// conn.send(LocalSlice::null(), Signal::Always, 1)?;
+/// assert_eq!(cq.wait().await?.context(), 1);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Dropping a future
 ///
 /// Each future takes what it waits for, an event, a request or a completion, in the same step in which it gives it, and holds nothing in
@@ -170,6 +189,24 @@ impl<E: Borrow<Endpoint>, R: Readiness> Async<E, R> {
     ///
     /// Dropping the future loses no request.
     ///
+    /// ```
+    /// use rpma::{prelude::*, tokio::Async};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut endpoint = Async::new(endpoint)?;
+    /// # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(b"in a hurry")?;
+    /// let request = endpoint.next_request().await?;
+    /// assert!(request.private_data().starts_with(b"in a hurry")); // it has no queues yet
+    /// request.reject(b"later")?;
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`RequestError`].
@@ -180,6 +217,26 @@ impl<E: Borrow<Endpoint>, R: Readiness> Async<E, R> {
     /// The next request, with its queues: [`Endpoint::next_conn_req`].
     ///
     /// Dropping the future loses no request.
+    ///
+    /// ```
+    /// use rpma::{prelude::*, tokio::Async};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut endpoint = Async::new(endpoint)?;
+    /// # let client = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+    /// let request = endpoint.next_conn_req(&ConnCfg::new()).await?;
+    /// let mut pending = Async::new(request.connect(b"welcome")?)?;
+    /// # let client = client.established(Duration::from_secs(10))?;
+    /// let conn = pending.established().await?;
+    /// assert_eq!(conn.local_addr(), endpoint.local_addr());
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -220,6 +277,23 @@ impl<R: Readiness> Async<PendingConn, R> {
     ///
     /// Dropping the future loses no event.
     ///
+    /// ```
+    /// use rpma::{prelude::*, tokio::Async};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut pending = Async::new(ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?)?;
+    /// # endpoint.next_request(Duration::from_secs(10))?.reject(b"no room")?; // the peer's answer
+    /// let PendingEvent::Rejected(rejection) = pending.next_event().await? else { panic!("it was to be rejected") };
+    /// assert!(rejection.private_data.starts_with(b"no room"));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`EventError`].
@@ -232,6 +306,24 @@ impl<R: Readiness> Async<PendingConn, R> {
     /// The connection, once it is established: [`PendingConn::established`].
     ///
     /// Dropping the future changes nothing: the connection may still be established, and can be waited for again. Dropping this ends it.
+    ///
+    /// ```
+    /// use rpma::{prelude::*, tokio::Async};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let request = ConnReq::new(&peer, addr, &ConnCfg::new())?;
+    /// let mut pending = Async::new(request.connect(&[])?)?;
+    /// # let accepted = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(10))?.connect(&[])?;
+    /// let conn = pending.established().await?;
+    /// assert_eq!(conn.peer_addr(), Some(addr));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -258,6 +350,21 @@ impl<R: Readiness> Async<Conn, R> {
     ///
     /// Dropping the future loses no event.
     ///
+    /// ```
+    /// use rpma::{prelude::*, tokio::Async};
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut conn = Async::new(conn)?;
+    /// # server.disconnect()?; // the peer ends it
+    /// assert_eq!(conn.next_event().await?, ConnEvent::Closed);
+    /// conn.disconnect()?; // all that does not wait is as ever
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`EventError`].
@@ -267,6 +374,30 @@ impl<R: Readiness> Async<Conn, R> {
     }
 
     /// The completions of the main completion queue, on the same runtime: `Async::new(conn.cq())`.
+    ///
+    /// ```
+    /// use futures_core::Stream;
+    /// use rpma::{prelude::*, tokio::Async};
+    /// use std::{future::poll_fn, pin::Pin};
+    ///
+    /// # let (conn, server) = rpma::testing::pair()?;
+    /// # for n in 0..3 { server.recv(LocalSlice::null(), n)?; }
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let conn = Async::new(conn)?;
+    /// let mut completions = conn.completions()?;
+    /// for n in 0..3 {
+    ///     conn.send(LocalSlice::null(), Signal::Always, n)?;
+    /// }
+    /// for n in 0..3 {
+    ///     // With `StreamExt` of the crate futures: `completions.next().await`.
+    ///     let next = poll_fn(|context| Pin::new(&mut completions).poll_next(context)).await;
+    ///     assert_eq!(next.ok_or("the connection lives")??.context(), n);
+    /// }
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

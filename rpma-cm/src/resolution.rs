@@ -18,6 +18,23 @@ use crate::wait::any_of;
 ///
 /// It keeps the time limit of [`ConnCfg::timeout`](crate::ConnCfg::timeout) by itself. Dropping it gives the request up, and frees what it
 /// has so far; the peer has not heard of it. A reference to it can be waited for and dropped, as often as is wanted.
+///
+/// ```
+/// use rpma::tokio::Readable; // tokio's part
+/// use rpma::{Resolution, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+/// # runtime.block_on(async {
+/// let resolving = ConnReq::start(&peer, addr, &ConnCfg::new())?;
+/// let request = Resolution::<Readable>::new(resolving)?.await?;
+/// assert_eq!(request.peer_addr(), Some(addr));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "a request goes on only when it is waited for"]
 pub struct Resolution<R> {
     /// `None` once the result was given.
