@@ -26,6 +26,21 @@ use crate::{ErrorCode, MrDescriptor, ProtectionDomain, SliceError, Usage};
 /// region deregisters it first and drops the owner then. If deregistering fails, both are leaked and an error is logged: the device
 /// may still write the memory. In a forked child, dropping does nothing and every access is an error.
 ///
+/// ```
+/// use rpma_mr::{AnonPages, Device, ProtectionDomain, Usage};
+///
+/// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+/// # let pd = ProtectionDomain::new(&device)?;
+/// let region = pd.register(AnonPages::new(4096)?, Usage::WRITE_DST | Usage::READ_SRC)?;
+/// region.write_at(100, b"for whoever reads it")?;
+/// let mut copy = [0; 8];
+/// region.read_at(100, &mut copy)?;
+/// assert_eq!(&copy, b"for whoe");
+/// let pages = region.deregister()?; // ordinary memory again
+/// assert!(pages.as_slice()[100..].starts_with(b"for whoever"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// What is registered has no slices:
 ///
 /// ```compile_fail,E0599
@@ -92,6 +107,18 @@ impl ProtectionDomain {
     /// say `FLUSH_TYPE_VISIBILITY` in place of `FLUSH_TYPE_PERSISTENT`. Where the pages cannot be pinned and the device has on-demand
     /// paging, the region is [on demand](LocalMr::is_on_demand).
     ///
+    /// ```
+    /// use rpma_mr::{AnonPages, Device, ProtectionDomain, Usage};
+    ///
+    /// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// let region = pd.register(AnonPages::new(4096)?, Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT)?;
+    /// assert_eq!(region.requested_usage(), Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT);
+    /// // Anonymous memory is not persistent, so this is what was granted.
+    /// assert_eq!(region.usage(), Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`RegisterFailure`]: a [`RegisterError`], and the owner back.
@@ -153,6 +180,20 @@ impl ProtectionDomain {
 
 impl<M: RegionOwner> LocalMr<M> {
     /// Deregisters, and hands the owner back. (`rpma_mr_dereg`) Connections may live on; operations that still use the region fail.
+    ///
+    /// ```
+    /// use rpma_mr::{AnonPages, Device, ProtectionDomain, Usage};
+    ///
+    /// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// let region = pd.register(AnonPages::new(4096)?, Usage::WRITE_DST)?;
+    /// region.write_at(0, b"from a peer, say")?;
+    /// let mut pages = region.deregister()?;
+    /// assert!(pages.as_slice().starts_with(b"from a peer"));
+    /// pages.as_mut_slice().fill(0); // nobody else writes it now
+    /// let again = pd.register(pages, Usage::READ_SRC)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -217,6 +258,18 @@ impl<M: RegionOwner> LocalMr<M> {
     }
 
     /// What a peer needs to reach the region. (`rpma_mr_get_descriptor`)
+    ///
+    /// ```
+    /// use rpma_mr::{AnonPages, Device, ProtectionDomain, RemoteMr, Usage};
+    ///
+    /// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// let region = pd.register(AnonPages::new(4096)?, Usage::WRITE_DST)?;
+    /// let sent = region.descriptor().to_bytes();
+    /// let known = RemoteMr::from_descriptor(&sent)?; // at the peer
+    /// assert_eq!((known.len_bytes(), known.usage()), (4096, Usage::WRITE_DST));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_mr_get_descriptor")]
     #[must_use]
     pub const fn descriptor(&self) -> MrDescriptor {
@@ -227,6 +280,24 @@ impl<M: RegionOwner> LocalMr<M> {
     /// validate the copy, and do not read the region twice.
     ///
     /// A mapped file that was truncated kills the process: see [`MappedFile`](crate::MappedFile).
+    ///
+    /// ```
+    /// use rpma_mr::{AccessError, AnonPages, Device, ProtectionDomain, Usage};
+    ///
+    /// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// # let region = pd.register(AnonPages::new(4096)?, Usage::RECV)?;
+    /// # region.write_at(0, &5_u32.to_le_bytes())?;
+    /// # region.write_at(4, b"hello")?;
+    /// let mut length = [0; 4];
+    /// region.read_at(0, &mut length)?; // once: the peer may change it
+    /// let mut message = vec![0; u32::from_le_bytes(length) as usize];
+    /// assert!(message.len() <= 512, "the peer is wrong");
+    /// region.read_at(4, &mut message)?;
+    /// assert_eq!(message, b"hello");
+    /// assert!(matches!(region.read_at(4095, &mut length), Err(AccessError::OutOfRange { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -251,6 +322,23 @@ impl<M: RegionOwner> LocalMr<M> {
     /// Reads 8 bytes at once, in the byte order of this machine. With [`Ordering::Acquire`], what the writer of the value wrote
     /// before it is visible after it, if that was another thread, or a peer whose writes arrive in order.
     ///
+    /// ```
+    /// use rpma_mr::{AnonPages, Device, ProtectionDomain, Usage};
+    /// use std::sync::atomic::Ordering;
+    ///
+    /// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// # let region = pd.register(AnonPages::new(4096)?, Usage::WRITE_DST)?;
+    /// # region.write_at(8, b"record")?;
+    /// # region.store_u64(0, 6, Ordering::Release)?;
+    /// // A peer writes a record, and then, atomically, how many bytes there are.
+    /// let len = region.load_u64(0, Ordering::Acquire)? as usize;
+    /// let mut record = vec![0; len.min(4088)];
+    /// region.read_at(8, &mut record)?;
+    /// assert_eq!(record, b"record");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`read_at`](Self::read_at), and [`AccessError::Misaligned`] unless the *address* is a multiple of 8.
@@ -264,6 +352,19 @@ impl<M: RegionOwner> LocalMr<M> {
 
     /// Writes 8 bytes at once, in the byte order of this machine.
     ///
+    /// ```
+    /// use rpma_mr::{AccessError, AnonPages, Device, ProtectionDomain, Usage};
+    /// use std::sync::atomic::Ordering;
+    ///
+    /// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// let region = pd.register(AnonPages::new(4096)?, Usage::READ_SRC)?;
+    /// region.write_at(8, b"record")?;
+    /// region.store_u64(0, 6, Ordering::Release)?; // a peer that reads it finds the record
+    /// assert!(matches!(region.store_u64(4, 6, Ordering::Release), Err(AccessError::Misaligned { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`write_at`](Self::write_at), and [`AccessError::Misaligned`] unless the *address* is a multiple of 8.
@@ -276,6 +377,19 @@ impl<M: RegionOwner> LocalMr<M> {
     }
 
     /// The bytes of the region, borrowed.
+    ///
+    /// ```
+    /// use rpma_mr::{AnonPages, Device, ProtectionDomain, Usage};
+    ///
+    /// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// let region = pd.register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
+    /// region.write_at(0, b"ours alone")?;
+    /// // SAFETY: this thread has the region to itself, no peer was given its key, and no receive or read of ours writes it.
+    /// let bytes = unsafe { region.as_slice() };
+    /// assert!(bytes.starts_with(b"ours alone"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Safety
     ///
@@ -292,6 +406,19 @@ impl<M: RegionOwner> LocalMr<M> {
     /// Advises the device what is about to happen to a part of the region. (`rpma_mr_advise`, `ibv_advise_mr(3)`)
     ///
     /// A range of more than 32 bits is passed on in pieces. An empty range is no advice and succeeds.
+    ///
+    /// ```
+    /// use rpma_mr::{Advice, AdviseFlags, AnonPages, Device, ProtectionDomain, Usage};
+    ///
+    /// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// let region = pd.register(AnonPages::new(1 << 20)?, Usage::WRITE_DST)?;
+    /// if region.is_on_demand() {
+    ///     region.advise(..1 << 16, Advice::PrefetchWrite, AdviseFlags::FLUSH)?;
+    /// }
+    /// region.advise(100..100, Advice::Prefetch, AdviseFlags::empty())?; // of nothing: no advice
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -318,6 +445,19 @@ impl<M: RegionOwner> LocalMr<M> {
     }
 
     /// The part of the region that `range` covers, in bytes from its start, for operations. An empty range is fine, at the end too.
+    ///
+    /// ```
+    /// use rpma_mr::{AnonPages, Device, ProtectionDomain, SliceError, Usage};
+    ///
+    /// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// let region = pd.register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
+    /// let record = region.slice(512..1024)?; // for Conn::write, say
+    /// assert_eq!((record.len_bytes(), record.usage()), (512, Usage::WRITE_SRC));
+    /// assert!(region.slice(4096..)?.is_empty());
+    /// assert!(matches!(region.slice(..4097), Err(SliceError::OutOfBounds { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
