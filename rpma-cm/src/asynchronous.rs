@@ -24,6 +24,20 @@ use crate::wait::Wait;
 use crate::waiters::Waiters;
 
 /// What [`Async`] can be made of: what has a descriptor to wait for. Only this crate says what does.
+///
+/// ```
+/// use rpma::{Async, Waitable, prelude::*, tokio::Readable};
+///
+/// fn on_tokio<T: Waitable>(of: T) -> std::io::Result<Async<T, Readable>> {
+///     Async::new(of)
+/// }
+/// # let (conn, _server) = rpma::testing::pair()?;
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+/// # let _guard = runtime.enter();
+/// let (conn, cq) = (on_tokio(conn.clone())?, on_tokio(conn.cq())?);
+/// assert!(cq.into_inner().poll()?.is_none() && conn.into_inner().next_event(Wait::Now).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Waitable {
     #[doc(hidden)]
     fn watched(&self) -> io::Result<Watched>;

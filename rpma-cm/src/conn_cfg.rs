@@ -274,6 +274,7 @@ impl ConnCfg {
     ///
     /// # let peer = rpma::testing::peer()?;
     /// let cfg = ConnCfg::new().send_sge(2);
+    /// assert_eq!(cfg.get_send_sge(), 2);
     /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
     /// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
     /// # let here = peer.register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
@@ -300,6 +301,7 @@ impl ConnCfg {
     ///
     /// # let peer = rpma::testing::peer()?;
     /// let cfg = ConnCfg::new().recv_sge(2);
+    /// assert_eq!(cfg.get_recv_sge(), 2);
     /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
     /// # let inbox = peer.register(AnonPages::new(4096)?, Usage::RECV)?;
     /// conn.recv(&[inbox.slice(..4)?, inbox.slice(1024..)?], 1)?;
@@ -323,6 +325,7 @@ impl ConnCfg {
     ///
     /// # let peer = rpma::testing::peer()?;
     /// let cfg = ConnCfg::new().inline_bytes(32);
+    /// assert_eq!(cfg.get_inline_bytes(), 32);
     /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
     /// # let (memory, there) = rpma::testing::target(&server, Usage::WRITE_DST)?;
     /// let most = conn.granted().inline_bytes; // 32 or more

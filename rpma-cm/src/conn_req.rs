@@ -98,12 +98,45 @@ impl ConnectError {
 }
 
 /// An outgoing request: it was made here, and goes to a peer. Only this crate makes one.
+///
+/// ```
+/// use rpma::{ConnectError, prelude::*};
+///
+/// fn connect(request: ConnReq<Outgoing>) -> Result<PendingConn, ConnectError> {
+///     request.connect(b"it is me")
+/// }
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let pending = connect(ConnReq::new(&peer, endpoint.local_addr().ok_or("listening")?, &ConnCfg::new())?)?;
+/// # assert!(endpoint.next_request(Duration::from_secs(10))?.private_data().starts_with(b"it is me"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Outgoing {
     _private: (),
 }
 
 /// An incoming request: a peer made it. Only this crate makes one.
+///
+/// ```
+/// use rpma::{ConnectError, prelude::*};
+///
+/// fn serve(request: ConnReq<Incoming>) -> Result<Option<PendingConn>, ConnectError> {
+///     if request.private_data().starts_with(b"a friend") {
+///         return request.connect(b"welcome").map(Some);
+///     }
+///     request.reject(b"friends only").map(|()| None)
+/// }
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// # for (says, is_taken) in [(&b"a friend"[..], true), (b"a stranger", false)] {
+/// #     let _asking = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(says)?;
+/// #     let request = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(10))?;
+/// #     assert_eq!(serve(request)?.is_some(), is_taken);
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Incoming {
     reject: RejectOnDrop,

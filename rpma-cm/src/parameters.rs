@@ -100,6 +100,7 @@ impl ConnCfg {
     ///
     /// # let peer = rpma::testing::peer()?;
     /// let cfg = ConnCfg::new().retry_count(3)?;
+    /// assert_eq!((cfg.get_retry_count(), ConnCfg::new().get_retry_count()), (3, 7));
     /// # let (client, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
     /// // The client's counts for both.
     /// assert_eq!((client.negotiated()?.retry_count, server.negotiated()?.retry_count), (3, 3));
@@ -126,6 +127,7 @@ impl ConnCfg {
     ///
     /// # let peer = rpma::testing::peer()?;
     /// let impatient = ConnCfg::new().rnr_retry_count(0)?;
+    /// assert_eq!((impatient.get_rnr_retry_count(), ConnCfg::new().get_rnr_retry_count()), (0, 7));
     /// # let (sender, receiver) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &impatient)?;
     /// assert_eq!(sender.negotiated()?.rnr_retry_count, 0); // the receiver said so
     /// sender.send(LocalSlice::null(), Signal::Always, 1)?; // and has posted no receive
@@ -154,6 +156,7 @@ impl ConnCfg {
     ///
     /// # let peer = rpma::testing::peer()?;
     /// let cfg = ConnCfg::new().ack_timeout(14)?.retry_count(3)?; // four times 67 ms
+    /// assert_eq!((cfg.get_ack_timeout(), ConnCfg::new().get_ack_timeout()), (Some(14), None));
     /// assert_eq!(cfg.detection_time().map(|time| time.as_millis()), Some(268));
     /// # let (conn, _) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
     /// assert_eq!(conn.negotiated()?.ack_timeout, 14);
@@ -199,6 +202,7 @@ impl ConnCfg {
     ///
     /// # let peer = rpma::testing::peer()?;
     /// let cfg = ConnCfg::new().responder_resources(4)?;
+    /// assert_eq!((cfg.get_responder_resources(), ConnCfg::new().get_responder_resources()), (4, 255));
     /// # let (reader, conn) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &cfg)?;
     /// assert_eq!(conn.negotiated()?.responder_resources, 4);
     /// assert_eq!(reader.negotiated()?.initiator_depth, 4); // the other side of the same
@@ -224,6 +228,7 @@ impl ConnCfg {
     ///
     /// # let peer = rpma::testing::peer()?;
     /// let cfg = ConnCfg::new().initiator_depth(1)?; // reads one by one
+    /// assert_eq!((cfg.get_initiator_depth(), ConnCfg::new().get_initiator_depth()), (1, 255));
     /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
     /// # let (memory, there) = rpma::testing::target(&server, Usage::READ_SRC)?;
     /// # let here = peer.register(AnonPages::new(4096)?, Usage::READ_DST)?;
@@ -254,7 +259,9 @@ impl ConnCfg {
     /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
     /// # let addr = endpoint.local_addr().ok_or("listening")?;
     /// let vectors = peer.device().context().completion_vectors();
-    /// let request = ConnReq::new(&peer, addr, &ConnCfg::new().completion_vector(vectors - 1))?;
+    /// let last = ConnCfg::new().completion_vector(vectors - 1);
+    /// assert_eq!((last.get_completion_vector(), ConnCfg::new().get_completion_vector()), (vectors - 1, 0));
+    /// let request = ConnReq::new(&peer, addr, &last)?;
     /// let refused = ConnReq::new(&peer, addr, &ConnCfg::new().completion_vector(vectors));
     /// assert!(matches!(refused, Err(ConnReqError::Build(BuildError::Parameter(_)))));
     /// # Ok::<(), Box<dyn std::error::Error>>(())

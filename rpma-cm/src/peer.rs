@@ -102,6 +102,16 @@ impl Peer {
     }
 
     /// Its protection domain.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let region = peer.register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
+    /// let of = region.all().pd().ok_or("a slice of a region")?;
+    /// assert!(std::sync::Arc::ptr_eq(of, peer.protection_domain().raw())); // and so its connections take the region
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn protection_domain(&self) -> &ProtectionDomain {
         &self.0.pd

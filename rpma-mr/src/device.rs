@@ -153,6 +153,16 @@ impl Device {
     }
 
     /// The device of an open context, which is asked for its capabilities.
+    ///
+    /// ```
+    /// use rpma_mr::Device;
+    ///
+    /// # let provider = rpma_soft::Soft::open()?;
+    /// # let device = Device::local(&provider, "127.0.0.1")?;
+    /// let same = Device::of_context(device.context().clone());
+    /// assert!(same.is_same_as(&device) && same.capabilities() == device.capabilities());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn of_context(context: Arc<Context>) -> Self {
         let (capabilities, is_soft_roce) = match context.query_device() {
@@ -181,6 +191,15 @@ impl Device {
     }
 
     /// What carries its operations.
+    ///
+    /// ```
+    /// use rpma_mr::{Device, Transport};
+    ///
+    /// # let provider = rpma_soft::Soft::open()?;
+    /// let device = Device::local(&provider, "127.0.0.1")?;
+    /// assert_eq!(device.transport(), Transport::InfiniBand); // what the software provider's device says
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn transport(&self) -> Transport {
         self.0.transport
@@ -199,6 +218,16 @@ impl Device {
     }
 
     /// The greatest length of one message or transfer in bytes (`ibv_port_attr::max_msg_sz`). Ports count from 1.
+    ///
+    /// ```
+    /// use rpma_mr::Device;
+    ///
+    /// # let provider = rpma_soft::Soft::open()?;
+    /// # let device = Device::local(&provider, "127.0.0.1")?;
+    /// assert!(device.max_message_bytes(1)? >= 1 << 20); // ports are counted from 1
+    /// assert!(device.max_message_bytes(200).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

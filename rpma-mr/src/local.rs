@@ -222,6 +222,16 @@ impl<M: RegionOwner> LocalMr<M> {
 
     /// The address of the first byte (`rpma_mr_get_ptr`). Reading or writing through it is as `unsafe` as it looks: the device and
     /// peers write the memory at any time.
+    ///
+    /// ```
+    /// use rpma_mr::{AnonPages, Device, ProtectionDomain, Usage};
+    ///
+    /// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// let region = pd.register(AnonPages::new(4096)?, Usage::WRITE_DST)?;
+    /// assert_eq!(region.as_ptr().addr() as u64, region.descriptor().addr()); // what a peer is told
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[doc(alias = "rpma_mr_get_ptr")]
     #[must_use]
     pub const fn as_ptr(&self) -> *mut u8 {
@@ -252,6 +262,19 @@ impl<M: RegionOwner> LocalMr<M> {
     }
 
     /// Whether the memory may be written by us.
+    ///
+    /// ```
+    /// use rpma_mr::{AccessError, Device, MappedFile, ProtectionDomain, Usage};
+    ///
+    /// # let device = Device::local(&rpma_soft::Soft::open()?, "127.0.0.1")?;
+    /// # let pd = ProtectionDomain::new(&device)?;
+    /// # let file = tempfile::NamedTempFile::new()?;
+    /// # std::fs::write(file.path(), b"for reading")?;
+    /// let region = pd.register(MappedFile::open_read_only(file.path())?, Usage::READ_SRC)?;
+    /// assert!(!region.is_writable());
+    /// assert!(matches!(region.write_at(0, b"nothing"), Err(AccessError::ReadOnly)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub const fn is_writable(&self) -> bool {
         self.memory.is_writable()

@@ -21,7 +21,9 @@ use crate::{SliceError, Usage};
 /// let second = inboxes.slice(512..1024)?;
 /// assert_eq!((second.addr() - region.all().addr(), second.len_bytes()), (1536, 512));
 /// assert!(region.slice(4000..5000).is_err());
-/// assert!(LocalSlice::null().is_empty()); // no memory at all: for messages without bytes
+/// assert!(second.lkey() == region.all().lkey() && !second.is_null());
+/// let null = LocalSlice::null(); // no memory at all: for messages without bytes
+/// assert!(null.is_null() && null.is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy)]

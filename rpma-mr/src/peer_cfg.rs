@@ -141,6 +141,13 @@ impl PeerCfg {
 
     /// Encodes the part that the C library knows, in its format. For peers that check the length
     /// of what they get.
+    ///
+    /// ```
+    /// use rpma_mr::{NativeOps, PeerCfg};
+    ///
+    /// let cfg = PeerCfg::new().with_direct_write_to_pmem(true).with_native_ops(Some(NativeOps::default()));
+    /// assert_eq!((cfg.to_c_bytes(), cfg.to_bytes().len()), ([1], 2));
+    /// ```
     #[must_use]
     pub const fn to_c_bytes(&self) -> [u8; 1] {
         [self.direct_write_to_pmem as u8]

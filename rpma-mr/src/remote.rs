@@ -123,7 +123,7 @@ impl From<MrDescriptor> for RemoteMr {
 /// an address that fits in 64 bits.
 ///
 /// ```
-/// use rpma_mr::{MrDescriptor, RemoteMr, Usage};
+/// use rpma_mr::{MrDescriptor, RemoteMr, RemoteSlice, Usage};
 ///
 /// # let received = MrDescriptor::new(0x10_0000, 4096, 7, Usage::WRITE_DST)?.to_bytes();
 /// let target = RemoteMr::from_descriptor(&received)?;
@@ -131,6 +131,8 @@ impl From<MrDescriptor> for RemoteMr {
 /// let third = records.slice_at(2 * 64, 64)?;
 /// assert_eq!((third.offset_bytes(), third.len_bytes()), (1024 + 128, 64));
 /// assert!(third.is_aligned(8)); // an atomic write may go there
+/// assert_eq!((third.region_addr(), third.region_len_bytes()), (target.addr(), 4096));
+/// assert!(RemoteSlice::NULL.is_null() && !third.is_null()); // no memory at all
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -19,6 +19,17 @@ use rpma_mr::sys::{LoadError, ProviderRef, RdmaCore};
 pub const PROVIDER_VARIABLE: &str = "RPMA_PROVIDER";
 
 /// What carries RDMA.
+///
+/// ```
+/// use rpma::prelude::*;
+///
+/// let provider: Provider = "soft".parse()?; // as RPMA_PROVIDER would say
+/// assert_eq!(provider, Provider::Soft);
+/// let device = Device::local(&provider.open()?, "127.0.0.1")?;
+/// assert_eq!(device.name(), "soft0");
+/// assert!("verbs".parse::<Provider>().is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Provider {
@@ -108,6 +119,16 @@ impl Provider {
 
     /// As [`from_env`](Self::from_env), with another default: tools and examples take `Auto`.
     ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// let chosen = Provider::from_env_or(Provider::Auto)?; // a tool's
+    /// # if std::env::var_os(rpma::PROVIDER_VARIABLE).is_none() {
+    /// assert_eq!(chosen, Provider::Auto); // the variable is not set
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ProviderError::UnknownInEnv`].
@@ -141,6 +162,14 @@ impl Provider {
     }
 
     /// Opens it for an address, local or a peer's: `Auto` is rdma-core if that has a device which leads there.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// let provider = Provider::Auto.open_for("127.0.0.1")?; // no RDMA hardware leads there
+    /// assert_eq!(Device::local(&provider, "127.0.0.1")?.name(), "soft0");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -78,6 +78,22 @@ pub type Async<T> = rpma_cm::Async<T, Readable>;
 ///
 /// Dropping it gives the request up, and frees what it has so far; the peer has not heard of it.
 ///
+/// ```
+/// use rpma::prelude::*;
+/// use rpma::tokio::start;
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// # let runtime = ::tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+/// # runtime.block_on(async {
+/// let request = start(&peer, addr, &ConnCfg::new()).await?;
+/// assert_eq!(request.peer_addr(), Some(addr));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`ConnReqError`], of the last address that was tried.
@@ -88,6 +104,22 @@ pub async fn start(peer: &Peer, addr: impl ToSocketAddrs, cfg: &ConnCfg) -> Resu
 }
 
 /// Tokio's part of [`Async`].
+///
+/// ```
+/// use rpma::tokio::Readable;
+/// use rpma::{Resolution, prelude::*};
+///
+/// # let peer = rpma::testing::peer()?;
+/// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+/// # let addr = endpoint.local_addr().ok_or("listening")?;
+/// # let runtime = ::tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+/// # runtime.block_on(async {
+/// let resolving = ConnReq::start(&peer, addr, &ConnCfg::new())?;
+/// let request = Resolution::<Readable>::new(resolving)?.await?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Readable {
     /// Always there, until this is dropped.

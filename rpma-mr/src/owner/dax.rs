@@ -46,6 +46,15 @@ impl DaxDevice {
 
     /// Maps the first `len_bytes` bytes of a device. That works without `/sys` too.
     ///
+    /// ```
+    /// use rpma_mr::{DaxDevice, MapError};
+    ///
+    /// # let file = tempfile::NamedTempFile::new()?;
+    /// let refused = DaxDevice::open_with_len(file.path(), 4096); // an ordinary file
+    /// assert!(matches!(refused, Err(MapError::NotADaxDevice { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`MapError`]: the path, something that is no DAX device, a device that is known to be shorter, or the mapping.
