@@ -24,7 +24,8 @@ use crate::post::PostError;
 /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
 /// # let (memory, there) = rpma::testing::target(&server, Usage::READ_SRC)?;
 /// # memory.write_at(0, b"header, payload, trailer")?;
-/// # let (header, payload) = (peer.register(AnonPages::new(8)?, Usage::READ_DST)?, peer.register(AnonPages::new(8)?, Usage::READ_DST)?);
+/// # let header = peer.register(AnonPages::new(8)?, Usage::READ_DST)?;
+/// # let payload = peer.register(AnonPages::new(8)?, Usage::READ_DST)?;
 /// let parts = [header.slice(..8)?, payload.slice(..8)?]; // of two regions
 /// conn.read(&parts, there.slice(0..16)?, Signal::Always, 1)?;
 /// conn.cq().wait(Duration::from_secs(10))?.result()?;
