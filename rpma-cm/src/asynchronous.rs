@@ -1,4 +1,4 @@
-//! Waiting without blocking, on any runtime: endpoints, and the events of connections.
+//! Waiting without blocking, on any runtime: endpoints, and the events of connections and devices.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -17,6 +17,7 @@ use crate::conn::{Conn, EstablishError, PendingConn, PendingEvent};
 use crate::conn_cfg::ConnCfg;
 use crate::conn_req::{ConnReq, Incoming, IncomingRequest};
 use crate::cq::CompletionQueue;
+use crate::device_events::{DeviceEvent, DeviceEventError, DeviceEvents};
 use crate::endpoint::{Endpoint, RequestError};
 use crate::event::{ConnEvent, EventError};
 use crate::readiness::Readiness;
@@ -59,8 +60,8 @@ impl Watched {
     }
 }
 
-/// `T` for tasks: an [`Endpoint`], a [`PendingConn`], a [`Conn`], a [`CompletionQueue`], [`SharedQueues`](crate::SharedQueues) or a
-/// [`Dispatcher`](crate::Dispatcher), whose waiting calls are futures here. `R` is the runtime's part: [`Readiness`].
+/// `T` for tasks: an [`Endpoint`], a [`PendingConn`], a [`Conn`], a [`CompletionQueue`], [`SharedQueues`](crate::SharedQueues), a
+/// [`Dispatcher`](crate::Dispatcher) or [`DeviceEvents`], whose waiting calls are futures here. `R` is the runtime's part: [`Readiness`].
 ///
 /// All other calls are those of `T`, as they are: posting, polling and disconnecting do not wait. The waiting calls of `T` are hidden by
 /// those of the same name here.
@@ -96,8 +97,8 @@ impl Watched {
 /// # Several tasks
 ///
 /// Waiting takes `&mut self`, because one task at a time is woken. Let several wait, make an `Async` for each: of a clone of the
-/// connection or completion queue, or of `&Endpoint` or `Arc<Endpoint>`. Each event and each completion goes to one of them; the end of
-/// the connection and `close` wake all. Threads that wait in the blocking calls may be among them.
+/// connection, completion queue or stream of a device's events, or of `&Endpoint` or `Arc<Endpoint>`. Each event and each completion goes
+/// to one of them; the end of the connection and `close` wake all. Threads that wait in the blocking calls may be among them.
 ///
 /// Each `Async` takes a descriptor of the process.
 pub struct Async<T, R> {
@@ -431,6 +432,45 @@ impl<R: Readiness> Stream for Async<Conn, R> {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         Poll::Ready(match ready!(self.poll_event(context)) {
             Err(EventError::Closed) => None,
+            next => Some(next),
+        })
+    }
+}
+
+impl Waitable for DeviceEvents {
+    fn watched(&self) -> io::Result<Watched> {
+        Watched::events_of(self)
+    }
+}
+
+/// As a [`Stream`] it gives the device's events, and ends when it is closed.
+impl<R: Readiness> Async<DeviceEvents, R> {
+    /// What happens next: [`DeviceEvents::next_event`].
+    ///
+    /// Dropping the future loses no event.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceEventError`], without the end of the time.
+    pub async fn next_event(&mut self) -> Result<DeviceEvent, DeviceEventError> {
+        poll_fn(|context| self.poll_device_event(context)).await
+    }
+
+    fn poll_device_event(&mut self, context: &mut Context<'_>) -> Poll<Result<DeviceEvent, DeviceEventError>> {
+        let look = |events: &DeviceEvents| match events.next_event(Wait::Now) {
+            Err(DeviceEventError::NoEvent) => Ok(None),
+            found => found.map(Some),
+        };
+        self.poll_for(context, look, DeviceEventError::Provider)
+    }
+}
+
+impl<R: Readiness> Stream for Async<DeviceEvents, R> {
+    type Item = Result<DeviceEvent, DeviceEventError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(match ready!(self.poll_device_event(context)) {
+            Err(DeviceEventError::Closed) => None,
             next => Some(next),
         })
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rpma_mr::sys::bindings::*;
@@ -225,6 +226,8 @@ impl DeviceEventError {
 ///
 /// Nothing depends on reading them: what connections need to know of, their own events and completions say too.
 ///
+/// Cloning is cheap and gives another handle on the same stream. [`Async`](crate::Async) makes waiting for the next event a future.
+///
 /// ```
 /// use rpma::{DeviceEventKind, DeviceEventSubject, DeviceEvents, prelude::*};
 ///
@@ -246,7 +249,10 @@ impl DeviceEventError {
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct DeviceEvents {
+#[derive(Clone)]
+pub struct DeviceEvents(Arc<Inner>);
+
+struct Inner {
     events: AsyncEvents,
     /// Set when the stream is closed.
     over: Flag,
@@ -266,7 +272,7 @@ impl DeviceEvents {
         let events = AsyncEvents::of(device.context()).map_err(DeviceEventError::Provider)?;
         let over = Flag::new().map_err(DeviceEventError::Provider)?;
         let readable = any_of(&[events.as_fd(), over.as_fd()]).map_err(DeviceEventError::Provider)?;
-        Ok(Self { events, over, readable, closed: AtomicBool::new(false), device: device.clone() })
+        Ok(Self(Arc::new(Inner { events, over, readable, closed: AtomicBool::new(false), device: device.clone() })))
     }
 
     /// Waits for the next event. Several threads may wait; each event is told to one of them.
@@ -277,13 +283,13 @@ impl DeviceEvents {
     pub fn next_event(&self, wait: impl Into<Wait>) -> Result<DeviceEvent, DeviceEventError> {
         let wait = wait.into();
         loop {
-            if self.closed.load(Ordering::SeqCst) {
+            if self.0.closed.load(Ordering::SeqCst) {
                 return Err(DeviceEventError::Closed);
             }
-            if let Some(event) = self.events.take().map_err(DeviceEventError::Provider)? {
+            if let Some(event) = self.0.events.take().map_err(DeviceEventError::Provider)? {
                 return Ok(DeviceEvent(event));
             }
-            if !until_readable(&[self.readable.as_fd()], wait).map_err(DeviceEventError::Provider)? {
+            if !until_readable(&[self.as_fd()], wait).map_err(DeviceEventError::Provider)? {
                 return Err(DeviceEventError::NoEvent);
             }
         }
@@ -292,26 +298,26 @@ impl DeviceEvents {
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {
-        &self.device
+        &self.0.device
     }
 
-    /// Wakes every thread that waits for an event, now and from now on.
+    /// Wakes every thread and task that waits for an event, now and from now on.
     pub fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        self.over.set();
+        self.0.closed.store(true, Ordering::SeqCst);
+        self.0.over.set();
     }
 }
 
 impl AsFd for DeviceEvents {
     /// Readable while there is an event, and once the stream is closed.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.readable.as_fd()
+        self.0.readable.as_fd()
     }
 }
 
 impl fmt::Debug for DeviceEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceEvents").field("device", &self.device.name()).finish_non_exhaustive()
+        f.debug_struct("DeviceEvents").field("device", &self.0.device.name()).finish_non_exhaustive()
     }
 }
 

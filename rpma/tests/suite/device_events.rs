@@ -1,11 +1,16 @@
 //! Asynchronous events of a device. A process has one stream of them per device, so each test that takes some is alone in its process.
 
+use std::collections::BTreeSet;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::thread;
 
+use futures_core::Stream;
 use rpma::prelude::*;
 use rpma::sys::testing::{Call, FailingProvider, Plan};
 use rpma::{DeviceEvent, DeviceEventError, DeviceEventKind, DeviceEventSubject, DeviceEvents, ErrorCode};
 
+use super::executor::{Async, block_on, block_on_dropped, polled_once};
 use crate::support::{LIMIT, Pair, alone, cfg, is_readable, known, peer, peer_over, provider, readable, region, still_works};
 
 /// Takes events until one of this kind, and returns it.
@@ -19,7 +24,7 @@ fn next_of(events: &DeviceEvents, kind: DeviceEventKind) -> DeviceEvent {
 }
 
 /// Takes all events that are there.
-fn take_all(events: &DeviceEvents) {
+pub(crate) fn take_all(events: &DeviceEvents) {
     while events.next_event(Wait::Now).is_ok() {}
 }
 
@@ -102,5 +107,72 @@ fn closing_wakes_who_waits_for_events() {
         });
         readable(&events);
         assert!(matches!(events.next_event(Wait::Now), Err(DeviceEventError::Closed)));
+    });
+}
+
+/// Connections of `peer` whose ends are events of its device, where the device tells them, and their numbers.
+pub(crate) fn connections(peer: &Peer, count: usize) -> (Vec<Pair>, BTreeSet<u32>) {
+    let srq = peer.new_srq(&SrqCfg::new()).unwrap();
+    let pairs: Vec<_> = (0..count).map(|_| Pair::connect(peer, &cfg(), peer, &cfg().srq(&srq))).collect();
+    let numbers = pairs.iter().map(|pair| pair.server.qp_num()).collect();
+    (pairs, numbers)
+}
+
+/// Ends connections of [`connections`].
+pub(crate) fn end(pairs: &[Pair]) {
+    for Pair { client, server } in pairs {
+        client.disconnect().unwrap();
+        assert_eq!(server.next_event(LIMIT).unwrap(), ConnEvent::Closed);
+    }
+}
+
+/// Whose end an event tells.
+pub(crate) fn ended(event: DeviceEvent) -> Option<u32> {
+    match (event.kind(), event.subject()) {
+        (DeviceEventKind::LastReceive, DeviceEventSubject::Qp(number)) => Some(number),
+        _ => None,
+    }
+}
+
+#[test]
+fn task_is_told_every_event_although_each_future_is_dropped_after_one_poll() {
+    alone(|| {
+        let peer = peer();
+        let mut events = Async::new(DeviceEvents::of(peer.device()).unwrap()).unwrap();
+        let (pairs, mut expected) = connections(&peer, 3);
+        take_all(&events);
+        assert!(polled_once(events.next_event()).is_pending());
+        end(&pairs);
+        if !known().last_receive_event {
+            expected.clear();
+        }
+        while !expected.is_empty() {
+            let event = block_on_dropped(async || events.next_event().await).unwrap();
+            if let Some(number) = ended(event) {
+                assert!(expected.remove(&number), "told twice, or another's: {number}");
+            }
+        }
+        take_all(&events);
+        assert!(polled_once(events.next_event()).is_pending());
+    });
+}
+
+#[test]
+fn closing_wakes_tasks_and_threads_that_wait_for_events_by_handles_of_their_own() {
+    alone(|| {
+        let events = DeviceEvents::of(peer().device()).unwrap();
+        let mut first = Async::new(events.clone()).unwrap();
+        assert!(polled_once(first.next_event()).is_pending());
+        thread::scope(|scope| {
+            let task = scope.spawn(|| {
+                let mut events = Async::new(events.clone()).unwrap();
+                block_on(poll_fn(|context| Pin::new(&mut events).poll_next(context))).is_none()
+            });
+            let waiting = events.clone();
+            let thread = scope.spawn(move || matches!(waiting.next_event(Wait::Forever), Err(DeviceEventError::Closed)));
+            events.close();
+            assert!(task.join().unwrap() && thread.join().unwrap());
+        });
+        assert!(matches!(block_on(first.next_event()), Err(DeviceEventError::Closed)));
     });
 }

@@ -2,19 +2,21 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_core::Stream;
 use rpma::prelude::*;
 use rpma::sys::testing::{Call, FailingProvider, Plan};
 use rpma::tokio::{Async, start};
-use rpma::{CqError, Dispatcher, Operation};
+use rpma::{CqError, DeviceEventError, DeviceEvents, Dispatcher, Operation};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 
 use super::death::{fill, requested_by_a_process};
+use super::device_events::{connections, end, ended, take_all};
 use super::executor::polled_once;
-use crate::support::{LIMIT, Pair, alone, cfg, complete, in_time, listen, peer, peer_over, provider, readable};
+use crate::support::{LIMIT, Pair, alone, cfg, complete, in_time, known, listen, peer, peer_over, provider, readable};
 
 /// A runtime of one thread, and one of several.
 fn runtimes() -> [Runtime; 2] {
@@ -206,6 +208,71 @@ fn failure_to_read_what_woke_a_dispatcher_s_task_is_told_and_loses_nothing() {
             assert_eq!((told.qp_num, told.found.unwrap().1.context()), (server.qp_num(), 5));
         });
     }
+}
+
+#[test]
+fn each_event_of_a_device_reaches_one_of_several_tasks_and_closing_ends_all() {
+    alone(|| {
+        on_both(|| async {
+            let peer = peer();
+            let events = DeviceEvents::of(peer.device()).unwrap();
+            let told = Arc::new(Mutex::new(Vec::new()));
+            let tasks: Vec<_> = (0..3)
+                .map(|_| {
+                    let (mut events, told) = (Async::new(events.clone()).unwrap(), Arc::clone(&told));
+                    tokio::spawn(async move {
+                        while let Some(event) = next(&mut events).await {
+                            told.lock().unwrap().extend(ended(event.unwrap()));
+                        }
+                    })
+                })
+                .collect();
+            tokio::task::yield_now().await;
+            let (pairs, mut expected) = connections(&peer, 5);
+            end(&pairs);
+            if !known().last_receive_event {
+                expected.clear();
+            }
+            while told.lock().unwrap().len() < expected.len() {
+                tokio::task::yield_now().await;
+            }
+            events.close();
+            for task in tasks {
+                task.await.unwrap();
+            }
+            let mut told = told.lock().unwrap().clone();
+            told.sort_unstable();
+            assert_eq!(told, Vec::from_iter(expected));
+        });
+    });
+}
+
+#[test]
+fn failure_to_read_the_event_of_a_device_that_woke_a_task_is_an_error_and_loses_nothing() {
+    alone(|| {
+        on_both(|| async {
+            let failing = FailingProvider::new(provider());
+            let peer = peer_over(&failing.provider());
+            let mut events = Async::new(DeviceEvents::of(peer.device()).unwrap()).unwrap();
+            let (pairs, expected) = connections(&peer, 1);
+            take_all(&events);
+            assert!(polled_once(events.next_event()).is_pending());
+            failing.arm(Plan::nth_of(Call::ibv_get_async_event, 0, libc::EIO));
+            end(&pairs);
+            let error = events.next_event().await.unwrap_err();
+            assert!(matches!(&error, DeviceEventError::Provider(e) if e.raw_os_error() == Some(libc::EIO)), "{error:?}");
+            assert_eq!(failing.fired(), [Call::ibv_get_async_event]);
+            if !known().last_receive_event {
+                return assert!(polled_once(events.next_event()).is_pending());
+            }
+            let number = loop {
+                if let Some(number) = ended(events.next_event().await.unwrap()) {
+                    break number;
+                }
+            };
+            assert!(expected.contains(&number));
+        });
+    });
 }
 
 #[test]
