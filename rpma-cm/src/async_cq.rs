@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker, ready};
 use futures_core::Stream;
 use rpma_mr::sys::ProcessMark;
 
-use crate::asynchronous::{Async, Waitable, Watched};
+use crate::asynchronous::{Async, Waitable, Watch, Watched};
 use crate::completion::Completion;
 use crate::conn::Conn;
 use crate::cq::{CompletionQueue, CqError, CqRole, look_in_any, shares_channel};
@@ -129,7 +129,9 @@ impl<'a> Source<'a> {
     }
 }
 
-impl Waitable for CompletionQueue {
+impl Waitable for CompletionQueue {}
+
+impl Watch for CompletionQueue {
     fn watched(&self) -> io::Result<Watched> {
         Source::of(self).watched(self.queue())
     }
@@ -251,7 +253,9 @@ impl fmt::Debug for SharedQueues {
     }
 }
 
-impl Waitable for SharedQueues {
+impl Waitable for SharedQueues {}
+
+impl Watch for SharedQueues {
     fn watched(&self) -> io::Result<Watched> {
         let link = self.0.link();
         Source::of_both(link).watched(&link.main)

@@ -24,7 +24,7 @@ use crate::readiness::Readiness;
 use crate::wait::Wait;
 use crate::waiters::Waiters;
 
-/// What [`Async`] can be made of: what has a descriptor to wait for. Only this crate says what does.
+/// What [`Async`] can be made of: what has a descriptor to wait for.
 ///
 /// ```
 /// use rpma::{Async, Waitable, prelude::*, tokio::Readable};
@@ -39,13 +39,21 @@ use crate::waiters::Waiters;
 /// assert!(cq.into_inner().poll()?.is_none() && conn.into_inner().next_event(Wait::Now).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub trait Waitable {
-    #[doc(hidden)]
+///
+/// Only this crate says what does; this does not compile:
+///
+/// ```compile_fail,E0277
+/// struct Mine;
+/// impl rpma_cm::Waitable for Mine {}
+/// ```
+pub trait Waitable: Watch {}
+
+/// What of [`Waitable`] is nobody else's.
+pub trait Watch {
     fn watched(&self) -> io::Result<Watched>;
 }
 
 /// What is waited for.
-#[doc(hidden)]
 #[derive(Debug)]
 pub struct Watched {
     pub(crate) fd: OwnedFd,
@@ -191,7 +199,9 @@ impl<T: fmt::Debug, R> fmt::Debug for Async<T, R> {
     }
 }
 
-impl<E: Borrow<Endpoint>> Waitable for E {
+impl<E: Borrow<Endpoint>> Waitable for E {}
+
+impl<E: Borrow<Endpoint>> Watch for E {
     fn watched(&self) -> io::Result<Watched> {
         Watched::events_of(self.borrow())
     }
@@ -281,7 +291,9 @@ impl<E: Borrow<Endpoint> + Unpin, R: Readiness> Stream for Async<E, R> {
     }
 }
 
-impl Waitable for PendingConn {
+impl Waitable for PendingConn {}
+
+impl Watch for PendingConn {
     fn watched(&self) -> io::Result<Watched> {
         Watched::events_of(self)
     }
@@ -352,7 +364,9 @@ impl<R: Readiness> Async<PendingConn, R> {
     }
 }
 
-impl Waitable for Conn {
+impl Waitable for Conn {}
+
+impl Watch for Conn {
     fn watched(&self) -> io::Result<Watched> {
         Watched::events_of(self)
     }
@@ -437,7 +451,9 @@ impl<R: Readiness> Stream for Async<Conn, R> {
     }
 }
 
-impl Waitable for DeviceEvents {
+impl Waitable for DeviceEvents {}
+
+impl Watch for DeviceEvents {
     fn watched(&self) -> io::Result<Watched> {
         Watched::events_of(self)
     }

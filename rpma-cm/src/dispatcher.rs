@@ -16,7 +16,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
 use crate::async_cq::Task;
-use crate::asynchronous::{Async, Waitable, Watched};
+use crate::asynchronous::{Async, Waitable, Watch, Watched};
 use crate::completion::Completion;
 use crate::conn_cfg::ConnCfg;
 use crate::cq::{CqError, CqRole, look_in_any};
@@ -537,7 +537,9 @@ impl fmt::Debug for Dispatcher {
     }
 }
 
-impl Waitable for Dispatcher {
+impl Waitable for Dispatcher {}
+
+impl Watch for Dispatcher {
     fn watched(&self) -> io::Result<Watched> {
         Ok(Watched { fd: self.0.events.try_clone()?, waiters: Some(Arc::clone(&self.0.waiters)) })
     }
