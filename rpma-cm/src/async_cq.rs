@@ -5,135 +5,21 @@ use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll};
 
 use futures_core::Stream;
-use rpma_mr::sys::ProcessMark;
 
 use crate::asynchronous::{Async, Waitable, Watch, Watched};
 use crate::completion::Completion;
 use crate::conn::Conn;
-use crate::cq::{CompletionQueue, CqError, CqRole, look_in_any, shares_channel};
-use crate::link::Link;
-use crate::queue::Queue;
+use crate::cq::{CompletionQueue, CqError, CqRole, both, shares_channel};
 use crate::readiness::Readiness;
-use crate::wait::any_of;
-use crate::waiters::Waiters;
-
-/// A task among those who wait for a queue, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Task {
-    waiters: Arc<Waiters>,
-    number: u64,
-    mark: ProcessMark,
-}
-
-impl Task {
-    pub(crate) fn new(waiters: Arc<Waiters>) -> Self {
-        Self { number: waiters.new_task(), waiters, mark: ProcessMark::current() }
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// Has it woken when another one has taken the event that it waits for, or there is something else to look at.
-    pub(crate) fn enter(&self, waker: &Waker) {
-        self.waiters.enter(self.number, waker);
-    }
-
-    fn wake_others(&self) {
-        self.waiters.wake_others(self.number);
-    }
-}
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        // In a forked child, the lock may be held for ever by a thread that only the parent has.
-        if self.mark.is_current() {
-            self.waiters.leave(self.number);
-        }
-    }
-}
-
-/// What a task waits for.
-struct Source<'a> {
-    queues: [Option<&'a Queue>; 2],
-    /// Its events are handled meanwhile.
-    link: Option<&'a Link>,
-}
-
-impl<'a> Source<'a> {
-    fn of(cq: &'a CompletionQueue) -> Self {
-        Self { queues: [Some(cq.queue()), None], link: cq.link() }
-    }
-
-    fn of_both(link: &'a Link) -> Self {
-        Self { queues: [Some(&link.main), link.receive.as_deref()], link: Some(link) }
-    }
-
-    fn queues(&self) -> impl Iterator<Item = &'a Queue> + use<'a> {
-        self.queues.into_iter().flatten()
-    }
-
-    fn watched(&self, queue: &Arc<Queue>) -> io::Result<Watched> {
-        let events = self.link.map(|link| link.channel.as_fd());
-        let fds: Vec<_> = [queue.cq.as_fd()].into_iter().chain(events).collect();
-        Ok(Watched { fd: any_of(&fds)?, waiters: Some(Arc::clone(&queue.waiters)) })
-    }
-
-    /// One step of waiting until `look` finds something: what `wait_for` is for threads.
-    fn poll<Item>(
-        &self,
-        context: &mut Context<'_>,
-        readiness: &mut impl Readiness,
-        task: Option<&Task>,
-        unread: &mut bool,
-        look: impl Fn() -> Result<Option<Item>, CqError>,
-    ) -> Poll<Result<Item, CqError>> {
-        if let Some(found) = look()? {
-            return Poll::Ready(Ok(found));
-        }
-        loop {
-            // First, so that the event which the queues are armed for can be taken by another one.
-            if let Some(task) = task {
-                task.enter(context.waker());
-            }
-            // A completion from before the arming raises no event: look once more after it.
-            for queue in self.queues() {
-                queue.cq.request_notify().map_err(CqError::Wait)?;
-            }
-            if let Some(found) = look()? {
-                return Poll::Ready(Ok(found));
-            }
-            if !*unread {
-                ready!(readiness.poll_readable(context)).map_err(CqError::Wait)?;
-            }
-            // Until all are taken: an error leaves events behind.
-            *unread = true;
-            let mut taken = 0;
-            for queue in self.queues() {
-                taken += queue.cq.take_events().map_err(CqError::Wait)?;
-            }
-            if taken > 0
-                && let Some(task) = task
-            {
-                task.wake_others();
-            }
-            if let Some(link) = self.link {
-                link.pump().map_err(CqError::Wait)?;
-            }
-            *unread = false;
-        }
-    }
-}
 
 impl Waitable for CompletionQueue {}
 
 impl Watch for CompletionQueue {
     fn watched(&self) -> io::Result<Watched> {
-        Source::of(self).watched(self.queue())
+        self.place().watched()
     }
 }
 
@@ -173,9 +59,7 @@ impl<R: Readiness> Async<CompletionQueue, R> {
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Result<Completion, CqError>> {
         self.of.has_channel_to_itself()?;
-        self.in_turn(context, |Self { of, readiness, task, unread, .. }, context| {
-            Source::of(of).poll(context, readiness, task.as_ref(), unread, || of.look())
-        })
+        self.in_turn(context, |Self { of, waiting, .. }, context| waiting.poll_at(&of.place(), context))
     }
 }
 
@@ -257,8 +141,7 @@ impl Waitable for SharedQueues {}
 
 impl Watch for SharedQueues {
     fn watched(&self) -> io::Result<Watched> {
-        let link = self.0.link();
-        Source::of_both(link).watched(&link.main)
+        both(self.0.link()).watched()
     }
 }
 
@@ -277,10 +160,7 @@ impl<R: Readiness> Async<SharedQueues, R> {
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Result<(CqRole, Completion), CqError>> {
-        self.in_turn(context, |Self { of, readiness, task, unread, .. }, context| {
-            let link = of.0.link();
-            Source::of_both(link).poll(context, readiness, task.as_ref(), unread, || look_in_any(link))
-        })
+        self.in_turn(context, |Self { of, waiting, .. }, context| waiting.poll_at(&both(of.0.link()), context))
     }
 }
 

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 
-use crate::async_cq::Task;
+use crate::awaited::Waiting;
 use crate::conn::{Conn, EstablishError, PendingConn, PendingEvent};
 use crate::conn_cfg::ConnCfg;
 use crate::conn_req::{ConnReq, Incoming, IncomingRequest};
@@ -22,7 +22,7 @@ use crate::endpoint::{Endpoint, RequestError};
 use crate::event::{ConnEvent, EventError};
 use crate::readiness::Readiness;
 use crate::wait::Wait;
-use crate::waiters::Waiters;
+use crate::waiters::{Task, Waiters};
 
 /// What [`Async`] can be made of: what has a descriptor to wait for.
 ///
@@ -111,10 +111,7 @@ impl Watched {
 /// Each `Async` takes a descriptor of the process.
 pub struct Async<T, R> {
     pub(crate) of: T,
-    pub(crate) readiness: R,
-    pub(crate) task: Option<Task>,
-    /// There may be events that could not be taken: the descriptor became readable by them, and may not do so again.
-    pub(crate) unread: bool,
+    pub(crate) waiting: Waiting<R>,
     turn: Turn,
 }
 
@@ -126,7 +123,7 @@ impl<T: Waitable, R: Readiness> Async<T, R> {
     /// If the process has no descriptor left, or the runtime refuses: [`Readiness::watch`].
     pub fn new(of: T) -> io::Result<Self> {
         let Watched { fd, waiters } = of.watched()?;
-        Ok(Self { of, readiness: R::watch(fd)?, task: waiters.map(Task::new), unread: false, turn: Turn::default() })
+        Ok(Self { of, waiting: Waiting::new(R::watch(fd)?, waiters.map(Task::new)), turn: Turn::default() })
     }
 
     /// What it was made of; the runtime's part is given back.
@@ -146,7 +143,7 @@ impl<T: Waitable, R: Readiness> Async<T, R> {
                 if let Some(found) = look(&this.of)? {
                     return Poll::Ready(Ok(found));
                 }
-                ready!(this.readiness.poll_readable(context)).map_err(&failed)?;
+                ready!(this.waiting.readiness.poll_readable(context)).map_err(&failed)?;
             }
         })
     }

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use rpma_mr::ErrorCode;
 use rpma_mr::sys::bindings::{IBV_WC_SUCCESS, ibv_wc};
 
+use crate::awaited::wait_at;
 use crate::completion::{Completion, Operation};
 use crate::ledger::Entry;
 use crate::link::{Link, Receives, lock};
 use crate::post::{Sent, Signal};
-use crate::queue::{Queue, Retired, wait_for};
+use crate::queue::{Place, Queue, Retired};
 use crate::srq::Srq;
 use crate::wait::Wait;
 
@@ -275,7 +276,7 @@ impl CompletionQueue {
     #[doc(alias = "rpma_cq_get_wc")]
     pub fn wait(&self, wait: impl Into<Wait>) -> Result<Completion, CqError> {
         self.has_channel_to_itself()?;
-        wait_for(&self.queue, None, self.link(), wait.into(), || self.look())
+        wait_at(&self.place(), wait.into())
     }
 
     /// For event loops: takes the events that are there and asks for one on the next completion. Poll until nothing is left after this.
@@ -315,26 +316,23 @@ impl CompletionQueue {
         &self.queue.cq
     }
 
+    /// Where its completions are waited for. A connection's events are handled meanwhile.
+    pub(crate) fn place(&self) -> Place<'_, impl Fn() -> Result<Option<Completion>, CqError>> {
+        let link = match &self.owner {
+            Owner::Conn(link, _) => Some(&**link),
+            Owner::Srq(_) => None,
+        };
+        Place { queue: &self.queue, other: None, link, look: || self.look() }
+    }
+
     /// What who waits looks for: a completion, or a reason why none will come.
-    pub(crate) fn look(&self) -> Result<Option<Completion>, CqError> {
+    fn look(&self) -> Result<Option<Completion>, CqError> {
         match &self.owner {
             Owner::Conn(link, role) => link.look(|| self.poll(), || link.outstanding(*role)),
             Owner::Srq(srq) => match self.poll()? {
                 None if srq.is_closed() => Err(CqError::Closed),
                 found => Ok(found),
             },
-        }
-    }
-
-    pub(crate) fn queue(&self) -> &Arc<Queue> {
-        &self.queue
-    }
-
-    /// The connection that it belongs to, whose events who waits handles meanwhile.
-    pub(crate) fn link(&self) -> Option<&Link> {
-        match &self.owner {
-            Owner::Conn(link, _) => Some(link),
-            Owner::Srq(_) => None,
         }
     }
 
@@ -376,11 +374,16 @@ impl fmt::Debug for CompletionQueue {
 /// Waits for a completion in any of a connection's queues, which share their channel, and takes it.
 pub(crate) fn wait_any(link: &Arc<Link>, wait: Wait) -> Result<(CqRole, Completion), CqError> {
     shares_channel(link)?;
-    wait_for(&link.main, link.receive.as_deref(), Some(link), wait, || look_in_any(link))
+    wait_at(&both(link), wait)
+}
+
+/// Where the completions of all of a connection's queues are waited for, which share their channel.
+pub(crate) fn both(link: &Arc<Link>) -> Place<'_, impl Fn() -> Result<Option<(CqRole, Completion)>, CqError>> {
+    Place { queue: &link.main, other: link.receive.as_ref(), link: Some(link), look: || look_in_any(link) }
 }
 
 /// What who waits for any of a connection's queues looks for.
-pub(crate) fn look_in_any(link: &Arc<Link>) -> Result<Option<(CqRole, Completion)>, CqError> {
+fn look_in_any(link: &Arc<Link>) -> Result<Option<(CqRole, Completion)>, CqError> {
     let (main, receive) = (CompletionQueue::main(link), CompletionQueue::receive(link));
     let poll = || {
         let from_main = || main.poll().map(|found| found.map(|completion| (CqRole::Main, completion)));

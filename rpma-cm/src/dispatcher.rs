@@ -15,16 +15,16 @@ use rpma_mr::sys::owned::{CompChannel, EventChannel};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
-use crate::async_cq::Task;
 use crate::asynchronous::{Async, Waitable, Watch, Watched};
+use crate::awaited::{Awaited, wait_at};
 use crate::completion::Completion;
 use crate::conn_cfg::ConnCfg;
-use crate::cq::{CqError, CqRole, look_in_any};
+use crate::cq::{CqError, CqRole, both};
 use crate::link::{Link, lock};
 use crate::peer::Peer;
 use crate::readiness::Readiness;
-use crate::wait::{Flag, Wait, any_of, until_readable};
-use crate::waiters::Waiters;
+use crate::wait::{Flag, Wait, any_of};
+use crate::waiters::{NO_TASK, Waiters};
 
 /// Waits for the completions of many connections at once, whose queues are on one completion channel.
 ///
@@ -238,22 +238,13 @@ impl Dispatcher {
     /// [`CqError::NoCompletion`] when the time is over, [`CqError::Closed`] when it is closed, [`CqError::Wait`], and [`CqError::Provider`]
     /// in a forked child. What is wrong with one connection is in [`Dispatched::found`].
     pub fn wait(&self, wait: impl Into<Wait>) -> Result<Dispatched, CqError> {
-        self.check_process()?;
-        let (wait, waiters) = (wait.into(), &self.0.waiters);
-        loop {
-            let seen = waiters.seen();
-            if let Some(found) = self.look(NO_TASK)? {
-                return Ok(found);
-            }
-            if wait.is_over() {
+        match wait_at(self, wait.into()) {
+            // Only the events say which connections to look at, and who had no time to wait has taken none.
+            Err(CqError::NoCompletion) => {
                 self.refresh(NO_TASK)?;
-                return self.look(NO_TASK)?.ok_or(CqError::NoCompletion);
+                self.look(NO_TASK)?.ok_or(CqError::NoCompletion)
             }
-            let Some(_lead) = waiters.lead_or_follow(seen, wait) else { continue };
-            // At the end of the time it looks once more.
-            until_readable(&[self.0.events.as_fd(), waiters.wake.as_fd()], wait).map_err(CqError::Wait)?;
-            waiters.wake.clear();
-            self.take_events().map_err(CqError::Wait)?;
+            found => found,
         }
     }
 
@@ -287,52 +278,6 @@ impl Dispatcher {
         Ok(Member { dispatcher: self.clone(), number, queues, events: Arc::clone(events), mark: ProcessMark::current() })
     }
 
-    /// Before a lock is taken, which another thread of the parent may have held.
-    fn check_process(&self) -> Result<(), CqError> {
-        self.0.channel.check_process().map_err(CqError::Provider)
-    }
-
-    /// Something of a connection that is due.
-    fn look(&self, task: u64) -> Result<Option<Dispatched>, CqError> {
-        loop {
-            let mut members = lock(&self.0.members);
-            if members.closed {
-                return Err(CqError::Closed);
-            }
-            let stale = members.is_stale();
-            drop(members);
-            if stale {
-                self.refresh(task)?;
-            }
-            // On its own: the last handle on a connection may be this one, and its end takes the lock.
-            let due = lock(&self.0.members).next_due();
-            let Some(Due { number, link, failure }) = due else { return Ok(None) };
-            if let Some(failure) = failure {
-                self.read_events_of(number, &link);
-                self.set_due(number, task);
-                return Ok(Some(Dispatched { qp_num: link.qp.number(), found: Err(CqError::Wait(failure)) }));
-            }
-            let found = match look_at(&link) {
-                Ok(None) => continue,
-                Err(CqError::Drained) => {
-                    if !lock(&self.0.members).tells_end(number) {
-                        continue;
-                    }
-                    Err(CqError::Drained)
-                }
-                Ok(Some(found)) => {
-                    self.set_due(number, task);
-                    Ok(found)
-                }
-                Err(e) => {
-                    self.set_due(number, task);
-                    Err(e)
-                }
-            };
-            return Ok(Some(Dispatched { qp_num: link.qp.number(), found }));
-        }
-    }
-
     /// There may be more of it, for whoever looks next.
     fn set_due(&self, number: u64, task: u64) {
         lock(&self.0.members).set_due(number);
@@ -343,17 +288,7 @@ impl Dispatcher {
     fn refresh(&self, task: u64) -> Result<(), CqError> {
         let taken = self.take_events();
         self.0.waiters.wake_others(task);
-        taken.map_err(CqError::Wait)
-    }
-
-    /// Takes the events that are there: of queues, which are due then, and of connections. All of them, whatever fails meanwhile: some
-    /// runtimes tell a task of the descriptor only when it becomes readable.
-    fn take_events(&self) -> io::Result<()> {
-        let taken = self.take_all_events();
-        if taken.is_err() {
-            lock(&self.0.members).unread = true;
-        }
-        taken
+        taken.map(drop).map_err(CqError::Wait)
     }
 
     fn take_all_events(&self) -> io::Result<()> {
@@ -410,18 +345,85 @@ impl Dispatcher {
     }
 }
 
-/// A thread, which is no task.
-const NO_TASK: u64 = 0;
+impl Awaited for Dispatcher {
+    type Found = Dispatched;
+
+    fn waiters(&self) -> &Waiters {
+        &self.0.waiters
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.0.events.as_fd()]
+    }
+
+    fn check_process(&self) -> Result<(), CqError> {
+        self.0.channel.check_process().map_err(CqError::Provider)
+    }
+
+    /// Something of a connection that is due.
+    fn look(&self, task: u64) -> Result<Option<Dispatched>, CqError> {
+        loop {
+            let mut members = lock(&self.0.members);
+            if members.closed {
+                return Err(CqError::Closed);
+            }
+            let stale = members.is_stale();
+            drop(members);
+            if stale {
+                self.refresh(task)?;
+            }
+            // On its own: the last handle on a connection may be this one, and its end takes the lock.
+            let due = lock(&self.0.members).next_due();
+            let Some(Due { number, link, failure }) = due else { return Ok(None) };
+            if let Some(failure) = failure {
+                self.read_events_of(number, &link);
+                self.set_due(number, task);
+                return Ok(Some(Dispatched { qp_num: link.qp.number(), found: Err(CqError::Wait(failure)) }));
+            }
+            let found = match look_at(&link) {
+                Ok(None) => continue,
+                Err(CqError::Drained) => {
+                    if !lock(&self.0.members).tells_end(number) {
+                        continue;
+                    }
+                    Err(CqError::Drained)
+                }
+                Ok(Some(found)) => {
+                    self.set_due(number, task);
+                    Ok(found)
+                }
+                Err(e) => {
+                    self.set_due(number, task);
+                    Err(e)
+                }
+            };
+            return Ok(Some(Dispatched { qp_num: link.qp.number(), found }));
+        }
+    }
+
+    /// Looking at a connection arms it.
+    fn arm(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Of queues, which are due then, and of connections. All of them, whatever fails meanwhile: some runtimes tell a task of the descriptor
+    /// only when it becomes readable.
+    fn take_events(&self) -> io::Result<bool> {
+        let taken = self.take_all_events();
+        if taken.is_err() {
+            lock(&self.0.members).unread = true;
+        }
+        taken.map(|()| true)
+    }
+}
 
 /// Looks for something in the queues of a connection, and arms them if there is nothing.
 fn look_at(link: &Arc<Link>) -> Result<Option<(CqRole, Completion)>, CqError> {
-    match look_in_any(link) {
-        // A completion from before the arming raises no event: look once more after it.
+    let queues = both(link);
+    match queues.look(NO_TASK) {
         Ok(None) | Err(CqError::Drained) => {
-            for queue in [Some(&link.main), link.receive.as_ref()].into_iter().flatten() {
-                queue.cq.request_notify().map_err(CqError::Provider)?;
-            }
-            look_in_any(link)
+            queues.arm().map_err(CqError::Provider)?;
+            queues.look(NO_TASK)
         }
         found => found,
     }
@@ -559,19 +561,7 @@ impl<R: Readiness> Async<Dispatcher, R> {
     }
 
     fn poll_dispatched(&mut self, context: &mut Context<'_>) -> Poll<Result<Dispatched, CqError>> {
-        self.of.check_process()?;
-        self.in_turn(context, |Self { of, readiness, task, .. }, context| {
-            loop {
-                // First: another one may make something due, or take the event of it.
-                task.iter().for_each(|task| task.enter(context.waker()));
-                let number = task.as_ref().map_or(NO_TASK, Task::number);
-                if let Some(found) = of.look(number)? {
-                    return Poll::Ready(Ok(found));
-                }
-                ready!(readiness.poll_readable(context)).map_err(CqError::Wait)?;
-                of.refresh(number)?;
-            }
-        })
+        self.in_turn(context, |Self { of, waiting, .. }, context| waiting.poll_at(of, context))
     }
 }
 

@@ -16,6 +16,7 @@
 
 mod async_cq;
 mod asynchronous;
+mod awaited;
 mod batch;
 mod build;
 mod completion;

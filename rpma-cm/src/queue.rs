@@ -2,16 +2,18 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use rpma_mr::sys::bindings::ibv_wc;
 use rpma_mr::sys::owned::Cq;
 
+use crate::asynchronous::Watched;
+use crate::awaited::Awaited;
 use crate::completion::Completion;
 use crate::cq::CqError;
 use crate::link::{Link, lock};
-use crate::wait::{Wait, until_readable};
+use crate::wait::any_of;
 use crate::waiters::Waiters;
 
 /// What the provider's completion turned out to be.
@@ -102,45 +104,58 @@ impl Queue {
     }
 }
 
-/// Waits until `look` finds something: in `queue`, or in `other`, which shares its channel. The events of `link` are handled meanwhile.
-pub(crate) fn wait_for<T>(
-    queue: &Queue,
-    other: Option<&Queue>,
-    link: Option<&Link>,
-    wait: Wait,
-    look: impl Fn() -> Result<Option<T>, CqError>,
-) -> Result<T, CqError> {
-    // Before a lock is taken, which another thread of the parent may have held.
-    queue.cq.check_process().map_err(CqError::Provider)?;
-    let waiters = &queue.waiters;
-    let cqs = || [Some(queue), other].into_iter().flatten().map(|queue| &queue.cq);
-    loop {
-        let seen = waiters.seen();
-        if let Some(found) = look()? {
-            return Ok(found);
+/// Where completions are waited for together: one queue, or two that share their channel; and what is looked for there.
+pub(crate) struct Place<'a, L> {
+    pub(crate) queue: &'a Arc<Queue>,
+    pub(crate) other: Option<&'a Arc<Queue>>,
+    /// Its events are handled meanwhile.
+    pub(crate) link: Option<&'a Link>,
+    pub(crate) look: L,
+}
+
+impl<'a, T, L: Fn() -> Result<Option<T>, CqError>> Place<'a, L> {
+    /// For tasks.
+    pub(crate) fn watched(&self) -> io::Result<Watched> {
+        Ok(Watched { fd: any_of(&self.descriptors())?, waiters: Some(Arc::clone(&self.queue.waiters)) })
+    }
+
+    fn cqs(&self) -> impl Iterator<Item = &'a Cq> + use<'a, T, L> {
+        [Some(self.queue), self.other].into_iter().flatten().map(|queue| &*queue.cq)
+    }
+}
+
+impl<T, L: Fn() -> Result<Option<T>, CqError>> Awaited for Place<'_, L> {
+    type Found = T;
+
+    fn waiters(&self) -> &Waiters {
+        &self.queue.waiters
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let events = self.link.map(|link| link.channel.as_fd());
+        [self.queue.cq.as_fd()].into_iter().chain(events).collect()
+    }
+
+    fn check_process(&self) -> Result<(), CqError> {
+        self.queue.cq.check_process().map_err(CqError::Provider)
+    }
+
+    fn look(&self, _: u64) -> Result<Option<T>, CqError> {
+        (self.look)()
+    }
+
+    fn arm(&self) -> io::Result<()> {
+        self.cqs().try_for_each(Cq::request_notify)
+    }
+
+    fn take_events(&self) -> io::Result<bool> {
+        let mut taken = 0;
+        for cq in self.cqs() {
+            taken += cq.take_events()?;
         }
-        if wait.is_over() {
-            return Err(CqError::NoCompletion);
+        if let Some(link) = self.link {
+            link.pump()?;
         }
-        // A completion from before the arming raises no event: look once more after it.
-        for cq in cqs() {
-            cq.request_notify().map_err(CqError::Wait)?;
-        }
-        if let Some(found) = look()? {
-            return Ok(found);
-        }
-        let Some(_lead) = waiters.lead_or_follow(seen, wait) else { continue };
-        let events = link.map(|link| link.channel.as_fd());
-        let fds: Vec<_> = [queue.cq.as_fd(), waiters.wake.as_fd()].into_iter().chain(events).collect();
-        if !until_readable(&fds, wait).map_err(CqError::Wait)? {
-            return Err(CqError::NoCompletion);
-        }
-        waiters.wake.clear();
-        for cq in cqs() {
-            cq.take_events().map_err(CqError::Wait)?;
-        }
-        if let Some(link) = link {
-            link.pump().map_err(CqError::Wait)?;
-        }
+        Ok(taken > 0)
     }
 }

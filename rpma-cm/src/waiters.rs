@@ -2,8 +2,10 @@
 
 use std::io;
 use std::mem;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
+
+use rpma_mr::sys::ProcessMark;
 
 use crate::link::lock;
 use crate::wait::{Flag, Wait};
@@ -131,9 +133,48 @@ impl Drop for Lead<'_> {
     }
 }
 
+/// The number of a thread, which is no task.
+pub(crate) const NO_TASK: u64 = 0;
+
+/// A task among those who wait for a queue, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Task {
+    waiters: Arc<Waiters>,
+    number: u64,
+    mark: ProcessMark,
+}
+
+impl Task {
+    pub(crate) fn new(waiters: Arc<Waiters>) -> Self {
+        Self { number: waiters.new_task(), waiters, mark: ProcessMark::current() }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Has it woken when another one has taken the event that it waits for, or there is something else to look at.
+    pub(crate) fn enter(&self, waker: &Waker) {
+        self.waiters.enter(self.number, waker);
+    }
+
+    /// Has the others look again: it has taken an event that they may have waited for.
+    pub(crate) fn wake_others(&self) {
+        self.waiters.wake_others(self.number);
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        // In a forked child, the lock may be held for ever by a thread that only the parent has.
+        if self.mark.is_current() {
+            self.waiters.leave(self.number);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
