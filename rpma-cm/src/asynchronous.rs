@@ -102,6 +102,13 @@ impl Watched {
 /// and the next call gives it. Nothing is freed by it either: regions, queues and connections live as long as their handles, and what was
 /// posted goes on.
 ///
+/// # Turns
+///
+/// A task that was given 64 things in a row by one `Async`, without having to wait for any, finds it pending once, even if there is more.
+/// The task is woken at once, so it goes on behind those that are ready: a queue that is never empty would keep a runtime's thread to
+/// itself. So `Pending` need not mean that there is nothing; who wants to know that asks the object itself, by
+/// [`CompletionQueue::poll`] for one.
+///
 /// # Several tasks
 ///
 /// Waiting takes `&mut self`, because one task at a time is woken. Let several wait, make an `Async` for each: of a clone of the
