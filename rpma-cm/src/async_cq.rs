@@ -57,6 +57,32 @@ impl<R: Readiness> Async<CompletionQueue, R> {
         poll_fn(|context| self.poll_completion(context)).await
     }
 
+    /// The completions, as they come: this stream under the name of what it gives. Dropping it loses no completion.
+    ///
+    /// ```
+    /// use rpma::{prelude::*, tokio::Async};
+    /// use std::{future::poll_fn, pin::Pin};
+    ///
+    /// # let (conn, _server) = rpma::testing::pair()?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut cq = Async::new(conn.cq())?;
+    /// # conn.write(RemoteSlice::NULL, LocalSlice::null(), Signal::Always, 7)?;
+    /// # conn.disconnect()?;
+    /// let mut completions = cq.completions();
+    /// # use futures_core::Stream;
+    /// // With `StreamExt` of the crate futures: `completions.next().await`.
+    /// while let Some(completion) = poll_fn(|context| Pin::new(&mut completions).poll_next(context)).await {
+    ///     println!("{:?}", completion?);
+    /// }
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn completions(&mut self) -> impl Stream<Item = Result<Completion, CqError>> + Unpin {
+        self
+    }
+
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Result<Completion, CqError>> {
         self.of.has_channel_to_itself()?;
         self.in_turn(context, |Self { of, waiting, .. }, context| waiting.poll_at(&of.place(), context))
@@ -157,6 +183,11 @@ impl<R: Readiness> Async<SharedQueues, R> {
     #[doc(alias = "rpma_conn_wait")]
     pub async fn wait(&mut self) -> Result<(CqRole, Completion), CqError> {
         poll_fn(|context| self.poll_completion(context)).await
+    }
+
+    /// The completions of both queues, as they come: this stream under the name of what it gives. Dropping it loses no completion.
+    pub fn completions(&mut self) -> impl Stream<Item = Result<(CqRole, Completion), CqError>> + Unpin {
+        self
     }
 
     fn poll_completion(&mut self, context: &mut Context<'_>) -> Poll<Result<(CqRole, Completion), CqError>> {

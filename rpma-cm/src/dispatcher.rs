@@ -560,6 +560,11 @@ impl<R: Readiness> Async<Dispatcher, R> {
         poll_fn(|context| self.poll_dispatched(context)).await
     }
 
+    /// The completions of its connections, as they come: this stream under the name of what it gives. Dropping it loses no completion.
+    pub fn completions(&mut self) -> impl Stream<Item = Result<Dispatched, CqError>> + Unpin {
+        self
+    }
+
     fn poll_dispatched(&mut self, context: &mut Context<'_>) -> Poll<Result<Dispatched, CqError>> {
         self.in_turn(context, |Self { of, waiting, .. }, context| waiting.poll_at(of, context))
     }

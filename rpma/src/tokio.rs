@@ -52,8 +52,8 @@
 //! # }
 //! ```
 //!
-//! Requests, events and completions are also [`Stream`](https://docs.rs/futures-core)s: `Async<Endpoint>`, `Async<Conn>` and
-//! `Async<CompletionQueue>` are those themselves.
+//! Requests, events and completions are also [`Stream`](https://docs.rs/futures-core)s: `Async<Endpoint>`, `Async<Conn>`,
+//! `Async<DeviceEvents>` and `Async<CompletionQueue>` are those themselves; that of completions has a name too, `cq.completions()`.
 //!
 //! The runtime has I/O enabled (`enable_io`, `enable_all`); on one that has not, tokio panics. It need not have time. The look-up of a host
 //! name takes a thread of the runtime's.

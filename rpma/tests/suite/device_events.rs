@@ -1,16 +1,14 @@
 //! Asynchronous events of a device. A process has one stream of them per device, so each test that takes some is alone in its process.
 
 use std::collections::BTreeSet;
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::thread;
 
-use futures_core::Stream;
 use rpma::prelude::*;
 use rpma::sys::testing::{Call, FailingProvider, Plan};
 use rpma::{DeviceEvent, DeviceEventError, DeviceEventKind, DeviceEventSubject, DeviceEvents, ErrorCode};
 
 use super::executor::{Async, block_on, block_on_dropped, polled_once};
+use super::futures::next;
 use crate::support::{LIMIT, Pair, alone, cfg, is_readable, known, peer, peer_over, provider, readable, region, still_works};
 
 /// Takes events until one of this kind, and returns it.
@@ -166,7 +164,7 @@ fn closing_wakes_tasks_and_threads_that_wait_for_events_by_handles_of_their_own(
         thread::scope(|scope| {
             let task = scope.spawn(|| {
                 let mut events = Async::new(events.clone()).unwrap();
-                block_on(poll_fn(|context| Pin::new(&mut events).poll_next(context))).is_none()
+                block_on(next(&mut events)).is_none()
             });
             let waiting = events.clone();
             let thread = scope.spawn(move || matches!(waiting.next_event(Wait::Forever), Err(DeviceEventError::Closed)));

@@ -11,6 +11,7 @@ use rpma::prelude::*;
 use rpma::{BuildError, CqError, CqRole, Dispatched, Dispatcher, ErrorCode};
 
 use super::executor::{Async, block_on, block_on_dropped, polled_once};
+use super::futures::next;
 use crate::support::{LIMIT, Pair, cfg, complete, in_time, is_readable, peer};
 
 /// Connections whose servers have one dispatcher.
@@ -230,6 +231,12 @@ fn task_waits_for_connections_that_came_after_it_began() {
         scope.spawn(|| send(&client));
         assert_eq!(found(block_on(waiting.wait()).unwrap()), (server.qp_num(), CqRole::Main, 3));
     });
+    let mut completions = waiting.completions();
+    server.recv(LocalSlice::null(), 4).unwrap();
+    send(&client);
+    assert_eq!(found(block_on(next(&mut completions)).unwrap().unwrap()), (server.qp_num(), CqRole::Main, 4));
+    dispatcher.close();
+    assert!(block_on(next(&mut completions)).is_none());
 }
 
 #[test]

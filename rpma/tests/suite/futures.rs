@@ -15,7 +15,7 @@ use super::executor::{Async, Note, Resolution, block_on, block_on_dropped, meanw
 use crate::support::{LIMIT, Pair, addr, cfg, complete, in_time, listen, peer, readable, region, request, still_works};
 
 /// The next item of a stream.
-async fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
+pub(crate) async fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
     poll_fn(|context| Pin::new(&mut *stream).poll_next(context)).await
 }
 
@@ -280,6 +280,19 @@ fn completion_that_comes_between_looking_and_arming_is_never_missed() {
 }
 
 #[test]
+fn completions_of_a_queue_are_a_stream_that_can_be_dropped_and_made_again() {
+    let Pair { client, server: _server } = Pair::new();
+    let mut cq = Async::new(client.cq()).unwrap();
+    for n in 0..20 {
+        assert!(polled_once(next(&mut cq.completions())).is_pending());
+        write_nothing(&client, n);
+        assert_eq!(block_on_dropped(async || next(&mut cq.completions()).await).unwrap().unwrap().context(), n);
+    }
+    client.disconnect().unwrap();
+    assert!(block_on(next(&mut cq.completions())).is_none());
+}
+
+#[test]
 fn both_queues_of_a_shared_channel_are_waited_for_at_once() {
     let peer = peer();
     let shared = cfg().rcq_size(10).shared_channel(true);
@@ -298,8 +311,11 @@ fn both_queues_of_a_shared_channel_are_waited_for_at_once() {
         let (role, completion) = block_on(queues.wait()).unwrap();
         assert_eq!((role, completion.context()), (CqRole::Main, n));
     }
+    write_nothing(&client, 200);
+    let (role, completion) = block_on(next(&mut queues.completions())).unwrap().unwrap();
+    assert_eq!((role, completion.context()), (CqRole::Main, 200));
     server.disconnect().unwrap();
-    assert!(block_on(next(&mut queues)).is_none());
+    assert!(block_on(next(&mut queues.completions())).is_none());
 }
 
 #[test]
