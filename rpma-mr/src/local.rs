@@ -489,6 +489,16 @@ impl<M: RegionOwner> LocalMr<M> {
         self.all().slice(range)
     }
 
+    /// The `len_bytes` bytes that start `offset_bytes` into the region, for operations. The sum need not be computed, or checked, by the
+    /// caller.
+    ///
+    /// # Errors
+    ///
+    /// [`SliceError`] if the sum does not fit in 64 bits or ends past the region.
+    pub fn slice_at(&self, offset_bytes: usize, len_bytes: usize) -> Result<LocalSlice<'_>, SliceError> {
+        self.all().slice_at(offset_bytes, len_bytes)
+    }
+
     /// The memory, in the process that registered it: a child may not have it mapped (`ibv_fork_init(3)`).
     fn memory(&self) -> Result<&RawRange, AccessError> {
         if self.mark.is_current() { Ok(&self.memory) } else { Err(AccessError::OtherProcess) }
@@ -738,6 +748,9 @@ mod tests {
         assert!(region.slice(8192..).unwrap().is_empty());
         assert_eq!(region.slice(1..8193).unwrap_err().code(), ErrorCode::InvalidArgument);
         assert!(slice.slice(..11).is_err());
+        let at = region.slice_at(96, 14).unwrap().slice_at(4, 10).unwrap();
+        assert_eq!((at.addr(), at.len_bytes(), at.lkey()), (slice.addr(), 10, 0x11));
+        assert_eq!(region.slice_at(8192, 1).unwrap_err().code(), ErrorCode::InvalidArgument);
     }
 
     #[test]

@@ -98,9 +98,29 @@ impl<'a> LocalSlice<'a> {
     /// this slice.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self, SliceError> {
         let (start, end) = within(range, self.len_bytes)?;
-        // Cannot overflow: the start is within the slice, whose end fits in 64 bits.
-        Ok(Self { addr: self.addr + start as u64, len_bytes: end - start, ..*self })
+        Ok(self.part(start, end))
     }
+
+    /// The `len_bytes` bytes that start `offset_bytes` into this slice. The sum need not be computed, or checked, by the caller.
+    ///
+    /// # Errors
+    ///
+    /// [`SliceError`] if the sum does not fit in 64 bits or ends past this slice.
+    pub fn slice_at(&self, offset_bytes: usize, len_bytes: usize) -> Result<Self, SliceError> {
+        let (start, end) = within_at(offset_bytes, len_bytes, self.len_bytes)?;
+        Ok(self.part(start, end))
+    }
+
+    fn part(&self, start: usize, end: usize) -> Self {
+        // Cannot overflow: the start is within the slice, whose end fits in 64 bits.
+        Self { addr: self.addr + start as u64, len_bytes: end - start, ..*self }
+    }
+}
+
+/// As [`within`], by offset and length.
+fn within_at(offset_bytes: usize, len_bytes: usize, of_bytes: usize) -> Result<(usize, usize), SliceError> {
+    let overflow = SliceError::Overflow { offset_bytes: offset_bytes as u64, len_bytes: len_bytes as u64 };
+    within(offset_bytes..offset_bytes.checked_add(len_bytes).ok_or(overflow)?, of_bytes)
 }
 
 /// The start and the end of `range` as offsets into `len_bytes` bytes: start ≤ end ≤ length.
@@ -148,10 +168,22 @@ mod tests {
     }
 
     #[test]
+    fn offset_and_length_are_bounded_by_the_length() {
+        assert_eq!(within_at(3, 4, 10), Ok((3, 7)));
+        assert_eq!(within_at(10, 0, 10), Ok((10, 10)));
+        assert_eq!(within_at(10, 1, 10), Err(SliceError::OutOfBounds { start_bytes: 10, end_bytes: 11, len_bytes: 10 }));
+        assert_eq!(within_at(11, 0, 10), Err(SliceError::OutOfBounds { start_bytes: 11, end_bytes: 11, len_bytes: 10 }));
+        let overflow = SliceError::Overflow { offset_bytes: 8, len_bytes: usize::MAX as u64 - 7 };
+        assert_eq!(within_at(8, usize::MAX - 7, 10), Err(overflow));
+    }
+
+    #[test]
     fn null_is_only_ever_sliced_to_itself() {
         const { assert!(LocalSlice::null().is_null()) };
         assert!(LocalSlice::null().slice(..).unwrap().is_null());
         assert!(LocalSlice::null().slice(0..1).is_err());
+        assert!(LocalSlice::null().slice_at(0, 0).unwrap().is_null());
+        assert!(LocalSlice::null().slice_at(0, 1).is_err());
         assert!(LocalSlice::null().usage().is_empty());
     }
 }

@@ -106,7 +106,7 @@
 //! # let (memory, there) = rpma::testing::persistent_target(&conn, file.path())?;
 //! let here = conn.peer().register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
 //! for n in 0..8_u64 {
-//!     let here = here.slice(256 * n as usize..)?.slice(..256)?;
+//!     let here = here.slice_at(256 * n as usize, 256)?;
 //!     conn.write(there.slice_at(256 * n, 256)?, here, Signal::OnError, n)?;
 //! }
 //! conn.flush(there.slice_at(0, 8 * 256)?, FlushType::Persistent, Signal::Always, 8)?;
@@ -128,7 +128,7 @@
 //! # let here = conn.peer().register(AnonPages::new(4096)?, Usage::WRITE_SRC)?;
 //! let mut batch = conn.batch();
 //! for n in 0..8_u64 {
-//!     let here = here.slice(256 * n as usize..)?.slice(..256)?;
+//!     let here = here.slice_at(256 * n as usize, 256)?;
 //!     batch.write(there.slice_at(256 * n, 256)?, here, Signal::OnError, n)?;
 //! }
 //! batch.flush(there.slice_at(0, 8 * 256)?, FlushType::Persistent, Signal::Always, 8)?;
