@@ -36,11 +36,13 @@ use crate::source::{Ranges, Source};
 #[expect(missing_docs, reason = "each message explains its fields")]
 pub enum BatchError {
     /// It never fits. Nothing was posted.
-    #[error("a batch of {requests} requests is more than the send queue's {limit}; ask for a larger queue, or split it")]
+    #[error(
+        "a batch of {requests} requests is more than the send queue has room for; split it, or ask for a larger queue (ConnCfg::sq_size is {limit})"
+    )]
     TooLarge { requests: usize, limit: u32 },
     /// It does not fit now. Nothing was posted.
     #[error(
-        "a batch of {requests} requests does not fit: {outstanding} of {limit} are posted and not yet polled; poll completions, then post it again"
+        "a batch of {requests} requests does not fit: {outstanding} are posted and not yet polled, and ConnCfg::sq_size is {limit}; poll completions, then post it again"
     )]
     QueueFull { requests: usize, outstanding: usize, limit: u32 },
     /// The provider refused: it took the first `taken` requests and no other.

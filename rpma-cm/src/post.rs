@@ -99,7 +99,10 @@ pub enum OpPath {
 #[expect(missing_docs, reason = "each message explains its fields")]
 pub enum PostError {
     /// As many requests as the queue's size are posted and not yet polled.
-    #[error("{queue} queue full: {limit} requests are posted and not yet polled; poll completions, or ask for a larger queue")]
+    #[error(
+        "{queue} queue full: {limit} requests are posted and not yet polled; poll completions, or ask for a larger queue ({} is {limit})",
+        size_setting(queue)
+    )]
     QueueFull { queue: &'static str, limit: u32 },
     /// The two sides of a transfer are not of one length.
     #[error("{operation}: {local_bytes} bytes here and {remote_bytes} bytes there cannot be one transfer")]
@@ -400,7 +403,7 @@ impl Link {
         let sges = self.ranges(operation, dst, Usage::RECV)?;
         let entry = Entry { op: (), context };
         self.check_process(operation)?;
-        enter(received, "receive", operation, entry, |number| self.qp.post_recv(sges.as_slice(), recv_wr_id(number)))?;
+        enter(received, RECEIVE, operation, entry, |number| self.qp.post_recv(sges.as_slice(), recv_wr_id(number)))?;
         if self.is_over() {
             self.flush_posted();
         }
@@ -412,7 +415,7 @@ impl Link {
         let &Request { operation, signal, context, .. } = request;
         self.check_process(operation)?;
         let entry = Entry { op: Sent::Operation(operation, signal), context };
-        enter(&self.sent, "send", operation, entry, |wr_id| self.qp.post(request.work(), self.options(request, wr_id)))
+        enter(&self.sent, SEND, operation, entry, |wr_id| self.qp.post(request.work(), self.options(request, wr_id)))
     }
 
     pub(crate) fn options(&self, request: &Request<'_>, wr_id: u64) -> SendOptions {
@@ -481,6 +484,20 @@ fn emulation_reads(slice: RemoteSlice) -> (u64, u32) {
     let len = slice.region_len_bytes().min(FLUSH_TARGET_BYTES as u64);
     let last = slice.region_addr() + (slice.region_len_bytes() - len);
     (slice.addr().min(last), u32::try_from(len).expect("at most 8"))
+}
+
+/// The queues, by their names in messages.
+const SEND: &str = "send";
+const RECEIVE: &str = "receive";
+pub(crate) const SHARED_RECEIVE: &str = "shared receive";
+
+/// What sets the size of a queue.
+fn size_setting(queue: &str) -> &'static str {
+    match queue {
+        SEND => "ConnCfg::sq_size",
+        RECEIVE => "ConnCfg::rq_size",
+        _ => "SrqCfg::rq_size",
+    }
 }
 
 /// Enters a request into its ledger and posts it, under the ledger's lock, so that both are in one order.

@@ -15,7 +15,7 @@ use crate::cq::{CompletionQueue, CqError, recv_number, recv_wr_id};
 use crate::ledger::{Full, Pool};
 use crate::link::lock;
 use crate::peer::Peer;
-use crate::post::PostError;
+use crate::post::{PostError, SHARED_RECEIVE};
 use crate::queue::{Queue, Retired};
 use crate::source::{Limits, Ranges, local_side};
 
@@ -329,8 +329,7 @@ impl Srq {
         let sges = local_side(operation, dst.into(), Usage::RECV, limits)?;
         raw.check_process().map_err(|source| PostError::Provider { operation, source })?;
         // Before the post: its completion may be there when that returns.
-        let number =
-            lock(posted).enter(context).map_err(|Full(limit)| PostError::QueueFull { queue: "shared receive", limit })?;
+        let number = lock(posted).enter(context).map_err(|Full(limit)| PostError::QueueFull { queue: SHARED_RECEIVE, limit })?;
         raw.post_recv(sges.as_slice(), recv_wr_id(number)).map_err(|e| match e.taken {
             Taken::No => {
                 lock(posted).retire(number);

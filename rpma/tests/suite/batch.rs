@@ -151,6 +151,7 @@ fn batch_that_does_not_fit_posts_nothing_and_fits_when_there_is_room() {
     let before = watched.doorbells();
     let error = batch.post().unwrap_err();
     assert!(matches!(error, BatchError::QueueFull { requests: 7, outstanding: 2, limit: 8 }), "{error:?}");
+    assert!(error.to_string().contains("ConnCfg::sq_size is 8"), "{error}");
     assert_eq!((error.code(), watched.doorbells(), batch.len()), (ErrorCode::Provider, before, 7));
     complete(client, 7);
     batch.post().unwrap();
@@ -163,6 +164,7 @@ fn batch_that_does_not_fit_posts_nothing_and_fits_when_there_is_room() {
     }
     let error = batch.post().unwrap_err();
     assert!(matches!(error, BatchError::TooLarge { requests: 9, limit: 8 }), "{error:?}");
+    assert!(error.to_string().ends_with("(ConnCfg::sq_size is 8)"), "{error}");
     assert_eq!(error.code(), ErrorCode::InvalidArgument);
     drop(batch);
     still_works(&watched.pair);

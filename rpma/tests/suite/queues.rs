@@ -40,6 +40,7 @@ fn send_queue_is_full_after_its_size_and_every_accepted_post_completes() {
         }
         let error = post(round).unwrap_err();
         assert!(matches!(error, PostError::QueueFull { queue: "send", limit: 4 }), "{error:?}");
+        assert!(error.to_string().ends_with("(ConnCfg::sq_size is 4)"), "{error}");
         assert_eq!(error.code(), ErrorCode::Provider);
         for n in round..round + 4 {
             complete(client, n);
@@ -62,6 +63,7 @@ fn receive_queue_is_full_after_its_size_and_takes_again_what_was_polled() {
         }
         let error = server.recv(buffer.all(), 99).unwrap_err();
         assert!(matches!(error, PostError::QueueFull { queue: "receive", limit: 4 }), "{error:?}");
+        assert!(error.to_string().ends_with("(ConnCfg::rq_size is 4)"), "{error}");
         for n in round..round + 4 {
             client.send(message.slice(n..=n).unwrap(), Signal::Always, 1).unwrap();
             complete(client, 1);

@@ -223,6 +223,7 @@ fn queue_is_full_after_its_size_and_takes_again_what_was_polled() {
         }
         let error = trio.srq.recv(LocalSlice::null(), 4).unwrap_err();
         assert!(matches!(error, PostError::QueueFull { queue: "shared receive", limit: 4 }), "{error:?}");
+        assert!(error.to_string().ends_with("(SrqCfg::rq_size is 4)"), "{error}");
         for n in 0..4 {
             trio.send(n % 2, round);
         }
