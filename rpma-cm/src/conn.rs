@@ -753,9 +753,9 @@ impl Conn {
     /// conn.write(there.slice(8..12)?, Inline(b"more"), Signal::OnError, 2)?;
     /// conn.flush(there.all(), FlushType::Visibility, Signal::Always, 3)?; // for both
     /// assert_eq!(conn.cq().wait(Duration::from_secs(10))?.context(), 3);
-    /// // The peer has not said that its writes go directly to persistent memory.
+    /// // Its memory was not registered for that.
     /// let durable = conn.flush(there.all(), FlushType::Persistent, Signal::Always, 4);
-    /// assert!(matches!(durable, Err(PostError::NoDirectWrite { .. })));
+    /// assert!(matches!(durable, Err(PostError::FlushType { .. })));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

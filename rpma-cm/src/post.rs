@@ -351,13 +351,14 @@ impl Link {
         context: u64,
     ) -> Result<Request<'static>, PostError> {
         let operation = Operation::Flush;
-        let cfg = self.remote_cfg.get();
-        if flush_type == FlushType::Persistent && !cfg.is_some_and(|cfg| cfg.direct_write_to_pmem()) {
-            return Err(PostError::NoDirectWrite { is_applied: cfg.is_some() });
-        }
+        // First what no configuration of the peer changes. (C looks at the configuration first; both are one code.)
         let needs = flush_type.required_usage();
         if !dst.usage().contains(needs) {
             return Err(PostError::FlushType { flush_type, has: dst.usage(), needs });
+        }
+        let cfg = self.remote_cfg.get();
+        if flush_type == FlushType::Persistent && !cfg.is_some_and(|cfg| cfg.direct_write_to_pmem()) {
+            return Err(PostError::NoDirectWrite { is_applied: cfg.is_some() });
         }
         let path = self.flush_path();
         if !self.flush_told.swap(true, Ordering::Relaxed) {

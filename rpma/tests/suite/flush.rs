@@ -243,27 +243,28 @@ fn persistent_flush_without_the_peer_s_word_on_direct_write_is_refused() {
 }
 
 #[test]
-fn flush_type_that_the_region_lacks_is_refused_though_it_has_the_other() {
-    let pair = Pair::new().with_direct_write();
-    let target = region(pair.server.peer(), 64, TARGET | Usage::READ_SRC);
-    let there = remote(&target);
-    let cases = [
-        (FlushType::Persistent, Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY),
-        (FlushType::Visibility, Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT),
-        (FlushType::Persistent, Usage::READ_SRC | Usage::WRITE_DST),
-        (FlushType::Visibility, Usage::READ_SRC | Usage::WRITE_DST),
-    ];
-    for (asked, usage) in cases {
-        let error = pair.client.flush(with_usage(there, usage).all(), asked, Signal::Always, 1).unwrap_err();
-        assert!(
-            matches!(error, PostError::FlushType { flush_type, has, needs } if (flush_type, has, needs) == (asked, usage, asked.required_usage())),
-            "{error:?}"
-        );
-        assert_eq!(error.code(), ErrorCode::NotSupported);
+fn flush_type_that_the_region_lacks_is_refused_by_that_name_whatever_the_peer_said_of_direct_write() {
+    for pair in [Pair::new(), Pair::new().with_direct_write()] {
+        let target = region(pair.server.peer(), 64, TARGET | Usage::READ_SRC);
+        let there = remote(&target);
+        let cases = [
+            (FlushType::Persistent, Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY),
+            (FlushType::Visibility, Usage::WRITE_DST | Usage::FLUSH_TYPE_PERSISTENT),
+            (FlushType::Persistent, Usage::READ_SRC | Usage::WRITE_DST),
+            (FlushType::Visibility, Usage::READ_SRC | Usage::WRITE_DST),
+        ];
+        for (asked, usage) in cases {
+            let error = pair.client.flush(with_usage(there, usage).all(), asked, Signal::Always, 1).unwrap_err();
+            assert!(
+                matches!(error, PostError::FlushType { flush_type, has, needs } if (flush_type, has, needs) == (asked, usage, asked.required_usage())),
+                "{error:?}"
+            );
+            assert_eq!(error.code(), ErrorCode::NotSupported);
+        }
+        let error = pair.client.flush(RemoteSlice::NULL, VISIBLE, Signal::Always, 1).unwrap_err();
+        assert!(matches!(error, PostError::FlushType { .. }), "{error:?}");
+        still_works(&pair);
     }
-    let error = pair.client.flush(RemoteSlice::NULL, VISIBLE, Signal::Always, 1).unwrap_err();
-    assert!(matches!(error, PostError::FlushType { .. }), "{error:?}");
-    still_works(&pair);
 }
 
 /// Soft-RoCE with native flush tells DRAM from persistent memory; without, nobody can.
