@@ -310,13 +310,16 @@ pub use rpma_soft as soft;
 pub mod librpma_map {}
 
 /// What most programs need: `use rpma::prelude::*`.
+///
+/// Import this, and not `rpma::*`: that has a module `tokio` (with the feature of this name), and then `tokio::spawn` is ambiguous in a
+/// program that uses the crate.
 pub mod prelude {
     pub use std::time::Duration;
 
     pub use crate::{
-        AnonPages, Batch, Completion, CompletionQueue, Conn, ConnCfg, ConnEvent, ConnReq, CqError, DaxDevice, Device, Endpoint,
-        FlushType, Incoming, Inline, Listener, LocalMr, LocalSlice, MappedFile, MrDescriptor, OpMode, OpPath, Operation, Outcome,
-        Outgoing, Peer, PeerCfg, PendingConn, PendingEvent, PersistentMemory, PostError, Provider, ProviderRef, RegionOwner,
-        RemoteMr, RemoteSlice, Signal, Srq, SrqCfg, Usage, Wait,
+        AnonPages, Async, Batch, Completion, CompletionQueue, Conn, ConnCfg, ConnEvent, ConnReq, CqError, DaxDevice, Device,
+        Dispatcher, Endpoint, ErrorCode, EstablishError, FlushType, Incoming, Inline, Listener, LocalMr, LocalSlice, MappedFile,
+        MrDescriptor, OpMode, OpPath, Operation, Outcome, Outgoing, Peer, PeerCfg, PendingConn, PendingEvent, PersistentMemory,
+        PostError, Provider, ProviderRef, RegionOwner, RemoteMr, RemoteSlice, Signal, Srq, SrqCfg, Usage, Wait,
     };
 }

@@ -55,6 +55,9 @@
 //! Requests, events and completions are also [`Stream`](https://docs.rs/futures-core)s: `Async<Endpoint>`, `Async<Conn>`,
 //! `Async<DeviceEvents>` and `Async<CompletionQueue>` are those themselves; that of completions has a name too, `cq.completions()`.
 //!
+//! Name what you use of this module, as above: the prelude has the [`Async`](crate::Async) of all runtimes, which gives way to a name that
+//! is imported and not to a second `*`; and with `use rpma::*` the name `tokio` is this module's and the crate's.
+//!
 //! The runtime has I/O enabled (`enable_io`, `enable_all`); on one that has not, tokio panics. It need not have time. The look-up of a host
 //! name takes a thread of the runtime's.
 
