@@ -816,6 +816,8 @@ impl ConnReq<Incoming> {
         let parameters = Parameters { initiator_depth, ..link.parameters };
         link.id().accept(param(parameters, private_data)).map_err(ConnectError::Provider)?;
         self.direction.reject.defuse();
+        // The client may send as soon as it hears of it.
+        link.set_rnr_timer();
         Ok(PendingConn::new(self.link.connected()))
     }
 

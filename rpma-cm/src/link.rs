@@ -102,6 +102,7 @@ pub(crate) struct Link {
     pub(crate) remote_cfg: RemoteCfg,
     pub(crate) max_message_bytes: u32,
     pub(crate) parameters: Parameters,
+    rnr_timer_is_set: AtomicBool,
     pub(crate) private_data: OnceLock<Vec<u8>>,
     pub(crate) local_addr: Option<SocketAddr>,
     pub(crate) peer_addr: Option<SocketAddr>,
@@ -184,6 +185,7 @@ impl Link {
             remote_cfg: RemoteCfg::default(),
             max_message_bytes,
             parameters: cfg.parameters,
+            rnr_timer_is_set: AtomicBool::new(false),
             private_data: OnceLock::new(),
             local_addr,
             peer_addr,
@@ -232,6 +234,7 @@ impl Link {
         let number = self.qp.number();
         log::debug!("connection {number}: {:?}, status {}", event.kind, event.status);
         if event.kind == CmEventKind::Established {
+            self.set_rnr_timer();
             // The active side learns the server's data and depths here; the passive side's own copy is older and stays.
             if !event.private_data.is_empty()
                 && self.private_data.set(event.private_data.clone()).is_ok()
@@ -252,6 +255,18 @@ impl Link {
             self.set_over();
         }
         ends
+    }
+
+    /// Sets what the connection manager has no parameter for, once the queue pair is ready to send.
+    pub(crate) fn set_rnr_timer(&self) {
+        let Some(code) = self.parameters.min_rnr_timer else { return };
+        if self.rnr_timer_is_set.load(Ordering::SeqCst) {
+            return;
+        }
+        match self.qp.set_min_rnr_timer(code) {
+            Ok(()) => self.rnr_timer_is_set.store(true, Ordering::SeqCst),
+            Err(e) => log::warn!("connection {}: its min_rnr_timer cannot be set: {e}", self.qp.number()),
+        }
     }
 
     /// Nothing can be transferred any more: what is posted completes with errors, and waiters for completions look again.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpma_mr::ErrorCode;
 use rpma_mr::sys::bindings::{
-    IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_TIMEOUT,
+    IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_TIMEOUT,
 };
 use rpma_mr::sys::owned::{Context, Qp};
 
@@ -41,6 +41,18 @@ const MAX_RETRIES: u8 = 7;
 /// The transport has five bits for it.
 const MAX_ACK_TIMEOUT: u8 = 31;
 
+/// The time in microseconds that each code of the receiver-not-ready timer stands for: `ibv_modify_qp(3)`. They rise from code 1 on; code
+/// 0 is the longest, and what the connection manager sets.
+const RNR_TIMER_MICROS: [u32; 32] = [
+    655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1_280, 1_920, 2_560, 3_840, 5_120, 7_680, 10_240, 15_360,
+    20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760, 327_680, 491_520,
+];
+
+fn rnr_timer(code: u8) -> Duration {
+    let micros = RNR_TIMER_MICROS[usize::from(code) % RNR_TIMER_MICROS.len()];
+    Duration::from_micros(micros.into())
+}
+
 /// Each is within the range of its field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parameters {
@@ -49,6 +61,8 @@ pub(crate) struct Parameters {
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
     pub(crate) ack_timeout: Option<u8>,
+    /// A code.
+    pub(crate) min_rnr_timer: Option<u8>,
     pub(crate) type_of_service: Option<u8>,
     pub(crate) completion_vector: u32,
 }
@@ -61,6 +75,7 @@ impl Default for Parameters {
             responder_resources: MOST,
             initiator_depth: MOST,
             ack_timeout: None,
+            min_rnr_timer: None,
             type_of_service: None,
             completion_vector: 0,
         }
@@ -142,6 +157,36 @@ impl ConnCfg {
     pub fn rnr_retry_count(mut self, retries: u8) -> Result<Self, ParameterError> {
         ParameterError::check("rnr_retry_count", retries.into(), 0, MAX_RETRIES.into())?;
         self.parameters.rnr_retry_count = retries;
+        Ok(self)
+    }
+
+    /// How long the **peer** waits before it sends a message again that found no receive here. 655 ms by default: the connection manager's
+    /// choice, and the longest there is. The transport has 31 shorter times, from 10 µs on, each up to twice the one before; `at_least` is
+    /// rounded up to one of them.
+    ///
+    /// It holds from the moment at which this side has accepted, or learns that it was accepted; a message that comes before that and finds
+    /// no receive is told the default. A device that refuses it goes on with the default, and a warning is logged:
+    /// [`Negotiated::min_rnr_timer`] tells what holds.
+    ///
+    /// ```
+    /// use rpma::prelude::*;
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let server = ConnCfg::new().min_rnr_timer(Duration::from_millis(1))?;
+    /// assert_eq!(server.get_min_rnr_timer(), Some(Duration::from_micros(1_280)));
+    /// # let (_client, conn) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &server)?;
+    /// assert_eq!(conn.negotiated()?.min_rnr_timer, Duration::from_micros(1_280));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ParameterError`] over 655.36 ms, in microseconds.
+    pub fn min_rnr_timer(mut self, at_least: Duration) -> Result<Self, ParameterError> {
+        let micros = u32::try_from(at_least.as_nanos().div_ceil(1000)).unwrap_or(u32::MAX);
+        ParameterError::check("min_rnr_timer_us", micros, 0, RNR_TIMER_MICROS[0])?;
+        let code = (1..).zip(&RNR_TIMER_MICROS[1..]).find(|(_, time)| micros <= **time).map_or(0, |(code, _)| code);
+        self.parameters.min_rnr_timer = Some(code);
         Ok(self)
     }
 
@@ -310,6 +355,12 @@ impl ConnCfg {
         self.parameters.ack_timeout
     }
 
+    /// What was set, rounded up to what there is.
+    #[must_use]
+    pub fn get_min_rnr_timer(&self) -> Option<Duration> {
+        self.parameters.min_rnr_timer.map(rnr_timer)
+    }
+
     /// What was set, or 255.
     #[must_use]
     pub fn get_responder_resources(&self) -> u8 {
@@ -335,7 +386,7 @@ impl ConnCfg {
     }
 }
 
-/// What holds on an established connection, for what this side sends: [`Conn::negotiated`](crate::Conn::negotiated).
+/// What holds on an established connection, seen from this side: [`Conn::negotiated`](crate::Conn::negotiated).
 ///
 /// ```
 /// use rpma::prelude::*;
@@ -358,6 +409,8 @@ pub struct Negotiated {
     pub retry_count: u8,
     /// How often a message is sent again that found no receive at the peer; 7 is for ever. The peer said so.
     pub rnr_retry_count: u8,
+    /// How long the peer waits before it sends a message again that found no receive here: [`ConnCfg::min_rnr_timer`].
+    pub min_rnr_timer: Duration,
     /// Reads and atomics of the peer that are taken here at once.
     pub responder_resources: u8,
     /// Reads and atomics of this side that are under way at once.
@@ -366,12 +419,14 @@ pub struct Negotiated {
 
 impl Negotiated {
     pub(crate) fn of(qp: &Qp) -> io::Result<Self> {
-        let mask = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC;
+        let retries = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MIN_RNR_TIMER;
+        let mask = retries | IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC;
         let (attr, _) = qp.query(mask)?;
         Ok(Self {
             ack_timeout: attr.timeout,
             retry_count: attr.retry_cnt,
             rnr_retry_count: attr.rnr_retry,
+            min_rnr_timer: rnr_timer(attr.min_rnr_timer),
             responder_resources: attr.max_dest_rd_atomic,
             initiator_depth: attr.max_rd_atomic,
         })
@@ -401,6 +456,11 @@ mod tests {
             (ConnCfg::new().retry_count(8), "retry_count 8 is out of range: from 0 to 7"),
             (ConnCfg::new().rnr_retry_count(255), "rnr_retry_count 255 is out of range: from 0 to 7"),
             (ConnCfg::new().ack_timeout(32), "ack_timeout 32 is out of range: from 0 to 31"),
+            (
+                ConnCfg::new().min_rnr_timer(Duration::from_nanos(655_360_001)),
+                "min_rnr_timer_us 655361 is out of range: from 0 to 655360",
+            ),
+            (ConnCfg::new().min_rnr_timer(Duration::MAX), "min_rnr_timer_us 4294967295 is out of range: from 0 to 655360"),
             (ConnCfg::new().responder_resources(0), "responder_resources 0 is out of range: from 1 to 255"),
             (ConnCfg::new().initiator_depth(0), "initiator_depth 0 is out of range: from 1 to 255"),
         ];
@@ -422,6 +482,17 @@ mod tests {
         assert_eq!(kept(ConnCfg::new().ack_timeout(31)), (7, 7, Some(31), 255, 255));
         let least = ConnCfg::new().responder_resources(1).and_then(|cfg| cfg.initiator_depth(1));
         assert_eq!(kept(least), (7, 7, None, 1, 1));
+    }
+
+    #[test]
+    fn receiver_not_ready_timer_is_rounded_up_to_one_that_the_transport_has() {
+        let code = |micros| ConnCfg::new().min_rnr_timer(Duration::from_micros(micros)).unwrap().parameters.min_rnr_timer;
+        assert_eq!([0, 10, 11, 20, 640, 641, 491_520, 491_521, 655_360].map(code), [1, 1, 2, 2, 12, 13, 31, 0, 0].map(Some));
+        for (number, micros) in (0..).zip(RNR_TIMER_MICROS) {
+            assert_eq!(code(micros.into()), Some(number));
+            assert_eq!(rnr_timer(number), Duration::from_micros(micros.into()));
+        }
+        assert_eq!(ConnCfg::new().get_min_rnr_timer(), None);
     }
 
     #[test]

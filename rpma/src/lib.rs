@@ -140,7 +140,7 @@
 //! # Messages
 //!
 //! A message needs a receive that was posted before it arrives: a sender that finds none asks again after 655 ms (the
-//! connection manager's time), and for ever unless the receiver's [`ConnCfg::rnr_retry_count`] says otherwise, so post as many receives as can be under way. Receives can be posted on a request already, so that the first message
+//! connection manager's time; [`ConnCfg::min_rnr_timer`] of the receiver makes it shorter), and for ever unless the receiver's [`ConnCfg::rnr_retry_count`] says otherwise, so post as many receives as can be under way. Receives can be posted on a request already, so that the first message
 //! never comes too early. [`Conn::write_with_imm`] completes a receive too, once its bytes are there.
 //!
 //! ```

@@ -324,13 +324,25 @@ impl Qp {
     ///
     /// As `ibv_modify_qp(3)`.
     pub fn move_to_error(&self) -> io::Result<()> {
+        self.modify(ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() }, IBV_QP_STATE)
+    }
+
+    /// Sets how long a peer is told to wait whose message finds no receive here, of a queue pair that is ready to send: the code of
+    /// `min_rnr_timer` in `ibv_modify_qp(3)`.
+    ///
+    /// # Errors
+    ///
+    /// As `ibv_modify_qp(3)`.
+    pub fn set_min_rnr_timer(&self, code: u8) -> io::Result<()> {
+        self.modify(ibv_qp_attr { min_rnr_timer: code, ..ibv_qp_attr::default() }, IBV_QP_MIN_RNR_TIMER)
+    }
+
+    fn modify(&self, mut attr: ibv_qp_attr, mask: ibv_qp_attr_mask) -> io::Result<()> {
         self.id.check()?;
         // The connection manager changes the queue pair's state too, under this lock.
         let _ids = self.id.channel().lock_ids();
-        let mut attr = ibv_qp_attr { qp_state: IBV_QPS_ERR, ..ibv_qp_attr::default() };
-        let mask = c_int::try_from(IBV_QP_STATE).expect("a mask bit fits an int");
-        // SAFETY: the queue pair is live, and `attr` holds what the mask names.
-        errno_ret(unsafe { self.id.provider().ibv_modify_qp(self.raw, &raw mut attr, mask) })
+        // SAFETY: the queue pair is live, and `attr` is a whole structure, with values or zeros in what the mask names.
+        errno_ret(unsafe { self.id.provider().ibv_modify_qp(self.raw, &raw mut attr, mask.cast_signed()) })
     }
 
     /// Its attributes that `mask` names, with the sizes that it was made with: `ibv_query_qp(3)`.

@@ -17,13 +17,29 @@ fn parameters_asked_for_are_those_of_the_connection() {
     let peer = peer();
     let client = cfg().ack_timeout(15).unwrap().retry_count(3).unwrap().rnr_retry_count(2).unwrap();
     let client = client.responder_resources(4).unwrap().initiator_depth(3).unwrap().type_of_service(0x20);
+    let client = client.min_rnr_timer(Duration::from_micros(11)).unwrap();
     let server = cfg().ack_timeout(16).unwrap().retry_count(1).unwrap().rnr_retry_count(5).unwrap();
     let server = server.responder_resources(2).unwrap().initiator_depth(16).unwrap();
+    let server = server.min_rnr_timer(Duration::from_millis(400)).unwrap();
     let pair = Pair::connect(&peer, &client, &peer, &server);
     // The client's number of retries counts for both; how often a message without a receive is sent again, the receiver says. The
     // server offers 2 of the 3 reads at once that the client asks for, and makes use of all 4 that the client offers.
-    let here = Negotiated { ack_timeout: 15, retry_count: 3, rnr_retry_count: 5, responder_resources: 4, initiator_depth: 2 };
-    let there = Negotiated { ack_timeout: 16, retry_count: 3, rnr_retry_count: 2, responder_resources: 2, initiator_depth: 4 };
+    let here = Negotiated {
+        ack_timeout: 15,
+        retry_count: 3,
+        rnr_retry_count: 5,
+        min_rnr_timer: Duration::from_micros(20),
+        responder_resources: 4,
+        initiator_depth: 2,
+    };
+    let there = Negotiated {
+        ack_timeout: 16,
+        rnr_retry_count: 2,
+        min_rnr_timer: Duration::from_micros(491_520),
+        responder_resources: 2,
+        initiator_depth: 4,
+        ..here
+    };
     assert_eq!((pair.client.negotiated().unwrap(), pair.server.negotiated().unwrap()), (here, there));
     assert_eq!(here.detection_time(), client.detection_time());
     assert_eq!(client.detection_time(), Some(Duration::from_nanos(4096 << 15) * 4));
@@ -36,6 +52,7 @@ fn parameters_not_asked_for_are_chosen_and_told() {
     for end in [&pair.client, &pair.server] {
         let told = end.negotiated().unwrap();
         assert_eq!((told.retry_count, told.rnr_retry_count), (7, 7));
+        assert_eq!(told.min_rnr_timer, Duration::from_micros(655_360));
         assert!(told.responder_resources > 0 && told.initiator_depth > 0, "{told:?}");
         assert!(told.detection_time() > Some(Duration::ZERO), "{told:?}");
     }
@@ -63,6 +80,37 @@ fn message_without_a_receive_fails_when_the_receiver_allows_no_retry() {
     let message = region(&peer, 8, Usage::SEND);
     pair.client.send(message.all(), Signal::Always, 1).unwrap();
     assert_eq!(failed(&pair.client, 1).status, IBV_WC_RNR_RETRY_EXC_ERR);
+}
+
+/// Six retries at the default are 4 s, and at 1.28 ms they are over at once.
+#[test]
+fn message_without_a_receive_is_sent_again_after_the_time_that_the_receiver_chose() {
+    let peer = peer();
+    let six = cfg().rnr_retry_count(6).unwrap();
+    let slow = Pair::connect(&peer, &cfg(), &peer, &six);
+    let quick = Pair::connect(&peer, &cfg(), &peer, &six.min_rnr_timer(Duration::from_millis(1)).unwrap());
+    let message = region(&peer, 8, Usage::SEND);
+    for pair in [&slow, &quick] {
+        pair.client.send(message.all(), Signal::Always, 1).unwrap();
+    }
+    assert_eq!(failed(&quick.client, 1).status, IBV_WC_RNR_RETRY_EXC_ERR);
+    assert_eq!(slow.client.cq().poll().unwrap(), None);
+    let inbox = region(&peer, 8, Usage::RECV);
+    slow.server.recv(inbox.all(), 2).unwrap();
+    assert_eq!(received(&slow.server, 2).len_bytes, 8);
+    complete(&slow.client, 1);
+}
+
+#[test]
+fn receiver_not_ready_timer_that_the_provider_refuses_leaves_the_default_and_a_connection_that_works() {
+    let failing = FailingProvider::new(provider());
+    let peer = peer_over(&failing.provider());
+    failing.arm(Plan::every(Call::ibv_modify_qp, Errno::INVAL.raw_os_error()));
+    let pair = Pair::connect(&peer, &cfg().min_rnr_timer(Duration::from_millis(1)).unwrap(), &peer, &cfg());
+    assert_eq!(failing.fired(), [Call::ibv_modify_qp]);
+    failing.arm(Plan::never());
+    assert_eq!(pair.client.negotiated().unwrap().min_rnr_timer, Duration::from_micros(655_360));
+    still_works(&pair);
 }
 
 #[test]
