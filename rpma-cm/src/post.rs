@@ -43,7 +43,8 @@ pub enum Signal {
     /// On failure only: `RPMA_F_COMPLETION_ON_ERROR`.
     ///
     /// The slot in the send queue is free again when a later operation has completed and the queue was polled. Where a whole queue would
-    /// be without completions, the library asks for one itself and keeps it to itself, so polling always frees slots.
+    /// be without completions, the library asks for one itself and keeps it to itself, so polling always frees slots. For who would
+    /// rather wait than poll, [`Signals`](crate::Signals) says which requests of a stream need one.
     OnError,
 }
 

@@ -97,6 +97,7 @@
 //! Operations are carried out in the order of posting, so a batch of writes takes one flush behind them, and one completion.
 //! [`ConnCfg::sq_size`] says how many may be posted and not yet polled; the next one is [`PostError::QueueFull`], nothing is lost, and
 //! polling makes room. That holds for operations with [`Signal::OnError`] too: their slots come free when something behind them was polled.
+//! In a long stream of requests, [`Signals`] says which of them need a completion so that the queue never fills.
 //!
 //! ```
 //! use rpma::prelude::*;
@@ -320,6 +321,6 @@ pub mod prelude {
         AnonPages, Async, Batch, Completion, CompletionQueue, Conn, ConnCfg, ConnEvent, ConnReq, CqError, DaxDevice, Device,
         Dispatcher, Endpoint, ErrorCode, EstablishError, FlushType, Incoming, Inline, Listener, LocalMr, LocalSlice, MappedFile,
         MrDescriptor, OpMode, OpPath, Operation, Outcome, Outgoing, Peer, PeerCfg, PendingConn, PendingEvent, PersistentMemory,
-        PostError, Provider, ProviderRef, RegionOwner, RemoteMr, RemoteSlice, Signal, Srq, SrqCfg, Usage, Wait,
+        PostError, Provider, ProviderRef, RegionOwner, RemoteMr, RemoteSlice, Signal, Signals, Srq, SrqCfg, Usage, Wait,
     };
 }

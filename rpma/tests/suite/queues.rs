@@ -114,6 +114,49 @@ fn completion_of_one_post_frees_the_slots_of_the_unsignalled_ones_before_it() {
 }
 
 #[test]
+fn long_stream_with_selective_signalling_never_fills_the_queue_and_completes_twice_per_queue() {
+    const POSTS: u64 = 4_000;
+    let Pair { client, server } = &pair_of_sizes(20, 8, 8);
+    let inbox = region(client.peer(), 8, Usage::RECV);
+    let counter = region(client.peer(), 8, Usage::WRITE_SRC);
+    let target = region(server.peer(), 8, Usage::WRITE_DST);
+    let there = remote(&target).all();
+    for n in 0..8 {
+        client.recv(inbox.all(), n).unwrap();
+        server.send(LocalSlice::null(), Signal::Always, n).unwrap();
+        complete(server, n);
+    }
+    let mut signals = Signals::of(client);
+    let (mut sent, mut messages) = (0, 0);
+    let mut take = |signals: &mut Signals| {
+        let completion = client.cq().wait(LIMIT).unwrap();
+        signals.completed(&completion);
+        // Messages are in the same queue, and count for nothing.
+        match completion.received().unwrap() {
+            Some(_) => messages += 1,
+            None => sent += 1,
+        }
+    };
+    for n in 1..=POSTS {
+        while signals.is_full() {
+            take(&mut signals);
+        }
+        let post = |signal| client.write(there, counter.all(), signal, n);
+        if n < POSTS {
+            signals.post(post).unwrap();
+        } else {
+            counter.write_at(0, b"the last").unwrap();
+            signals.post_signaled(post).unwrap();
+        }
+    }
+    while signals.is_owed() {
+        take(&mut signals);
+    }
+    assert_eq!((sent, messages), (POSTS / 4, 8));
+    assert_eq!(bytes(&target, 0, 8), b"the last");
+}
+
+#[test]
 fn granted_sizes_are_those_asked_for_or_more() {
     let pair = pair_of_sizes(3, 5, 7);
     let granted = pair.client.granted();
