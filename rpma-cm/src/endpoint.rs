@@ -13,7 +13,8 @@ use rustix::io::Errno;
 
 use crate::build::BuildError;
 use crate::conn_cfg::ConnCfg;
-use crate::conn_req::{ConnReq, Incoming, IncomingRequest};
+use crate::conn_req::ConnReq;
+use crate::incoming::{Incoming, IncomingRequest};
 use crate::peer::Peer;
 use crate::wait::{Flag, Wait, any_of, until_readable};
 

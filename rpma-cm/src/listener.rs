@@ -5,8 +5,9 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::conn_cfg::ConnCfg;
-use crate::conn_req::{ConnReq, Incoming};
+use crate::conn_req::ConnReq;
 use crate::endpoint::{Endpoint, ListenError, RequestError};
+use crate::incoming::Incoming;
 use crate::peer::Peer;
 use crate::wait::Wait;
 

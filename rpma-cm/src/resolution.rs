@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime};
 
-use crate::conn_req::{ConnReq, ConnReqError, Outgoing, Resolving, Step};
+use crate::conn_req::ConnReq;
+use crate::outgoing::{ConnReqError, Outgoing, Resolving, Step};
 use crate::readiness::Readiness;
 use crate::wait::any_of;
 
