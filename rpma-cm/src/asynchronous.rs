@@ -13,7 +13,7 @@ use std::task::{Context, Poll, ready};
 use futures_core::Stream;
 
 use crate::awaited::Waiting;
-use crate::conn::{Conn, EstablishError, PendingConn, PendingEvent};
+use crate::conn::Conn;
 use crate::conn_cfg::ConnCfg;
 use crate::conn_req::ConnReq;
 use crate::cq::CompletionQueue;
@@ -21,6 +21,7 @@ use crate::device_events::{DeviceEvent, DeviceEventError, DeviceEvents};
 use crate::endpoint::{Endpoint, RequestError};
 use crate::event::{ConnEvent, EventError};
 use crate::incoming::{Incoming, IncomingRequest};
+use crate::pending::{EstablishError, PendingConn, PendingEvent};
 use crate::readiness::Readiness;
 use crate::wait::Wait;
 use crate::waiters::{Task, Waiters};

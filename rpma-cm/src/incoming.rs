@@ -8,12 +8,12 @@ use std::sync::Arc;
 use rpma_mr::sys::owned::{CmId, EventChannel};
 
 use crate::build::BuildError;
-use crate::conn::PendingConn;
 use crate::conn_cfg::ConnCfg;
 use crate::conn_req::{ConnReq, ConnectError, EndOnDrop, param};
 use crate::link::Link;
 use crate::parameters::Parameters;
 use crate::peer::Peer;
+use crate::pending::PendingConn;
 use crate::private_data::{self, MAX_ACCEPT_BYTES, MAX_REJECT_BYTES};
 
 /// An incoming request: a peer made it. Only this crate makes one.

@@ -12,11 +12,11 @@ use rpma_mr::sys::owned::{CmEvent, CmEventKind, CmId, EventChannel, IdOption, la
 use rustix::io::Errno;
 
 use crate::build::BuildError;
-use crate::conn::PendingConn;
 use crate::conn_cfg::ConnCfg;
 use crate::conn_req::{ConnReq, ConnectError, EndOnDrop, param};
 use crate::link::Link;
 use crate::peer::Peer;
+use crate::pending::PendingConn;
 use crate::private_data::{self, MAX_CONNECT_BYTES};
 use crate::wait::until_readable;
 
