@@ -8,7 +8,8 @@ use rpma_mr::{ErrorCode, FlushType, RemoteSlice};
 
 use crate::ledger::{Entry, Full};
 use crate::link::{Link, lock};
-use crate::post::{PostError, Request, Sent, Signal};
+use crate::post::{Request, Sent, Signal};
+use crate::post_error::PostError;
 use crate::source::{Ranges, Source};
 
 /// Why a batch was not posted, or not all of it. What was not posted is still in the batch, and can be posted again.

@@ -9,7 +9,8 @@ use crate::batch::Batch;
 use crate::event::{ConnEvent, EventError};
 use crate::link::Link;
 use crate::parameters::Negotiated;
-use crate::post::{OpPath, PostError, Signal};
+use crate::post::{OpPath, Signal};
+use crate::post_error::PostError;
 use crate::source::{Ranges, Source};
 use crate::wait::Wait;
 

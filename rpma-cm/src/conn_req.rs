@@ -11,7 +11,7 @@ use rpma_mr::sys::owned::ConnParam;
 use crate::cq::CompletionQueue;
 use crate::link::Link;
 use crate::parameters::Parameters;
-use crate::post::PostError;
+use crate::post_error::PostError;
 use crate::private_data::PrivateDataTooLong;
 use crate::source::Ranges;
 

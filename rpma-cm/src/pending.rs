@@ -7,7 +7,7 @@ use rpma_mr::ErrorCode;
 use crate::conn::Conn;
 use crate::event::{ConnEvent, EventError, Rejection};
 use crate::link::Link;
-use crate::post::PostError;
+use crate::post_error::PostError;
 use crate::source::Ranges;
 use crate::wait::Wait;
 

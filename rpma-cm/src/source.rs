@@ -9,7 +9,7 @@ use rpma_mr::{LocalSlice, Usage};
 
 use crate::completion::Operation;
 use crate::peer::Peer;
-use crate::post::PostError;
+use crate::post_error::PostError;
 
 /// Where bytes go to, or come from, at this end: one slice of a registered region, or several, one behind the other.
 ///

@@ -15,7 +15,7 @@ use crate::cq::{CompletionQueue, CqError, recv_number, recv_wr_id};
 use crate::ledger::{Full, Pool};
 use crate::link::lock;
 use crate::peer::Peer;
-use crate::post::{PostError, SHARED_RECEIVE};
+use crate::post_error::{PostError, SHARED_RECEIVE};
 use crate::queue::{Queue, Retired};
 use crate::source::{Limits, Ranges, local_side};
 
