@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 
@@ -13,6 +13,7 @@ use crate::asynchronous::{Async, Waitable, Watch, Watched};
 use crate::completion::Completion;
 use crate::conn::Conn;
 use crate::cq::{CompletionQueue, CqError, CqRole, both, shares_channel};
+use crate::dispatcher::{Dispatched, Dispatcher};
 use crate::readiness::Readiness;
 
 impl Waitable for CompletionQueue {}
@@ -200,6 +201,40 @@ impl<R: Readiness> Stream for Async<SharedQueues, R> {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.poll_completion(context).map(next)
+    }
+}
+
+/// As a [`Stream`] it gives what it finds, and ends when it is closed.
+impl<R: Readiness> Async<Dispatcher, R> {
+    /// The next completion of any of its connections: [`Dispatcher::wait`].
+    ///
+    /// Dropping the future loses no completion.
+    ///
+    /// # Errors
+    ///
+    /// As [`Dispatcher::wait`], without the end of the time.
+    pub async fn wait(&mut self) -> Result<Dispatched, CqError> {
+        poll_fn(|context| self.poll_dispatched(context)).await
+    }
+
+    /// The completions of its connections, as they come: this stream under the name of what it gives. Dropping it loses no completion.
+    pub fn completions(&mut self) -> impl Stream<Item = Result<Dispatched, CqError>> + Unpin {
+        self
+    }
+
+    fn poll_dispatched(&mut self, context: &mut Context<'_>) -> Poll<Result<Dispatched, CqError>> {
+        self.in_turn(context, |Self { of, waiting, .. }, context| waiting.poll_at(of, context))
+    }
+}
+
+impl<R: Readiness> Stream for Async<Dispatcher, R> {
+    type Item = Result<Dispatched, CqError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(match ready!(self.poll_dispatched(context)) {
+            Err(CqError::Closed) => None,
+            next => Some(next),
+        })
     }
 }
 

@@ -2,27 +2,22 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
-use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
-use std::task::{Context, Poll, ready};
 
-use futures_core::Stream;
 use rpma_mr::sys::ProcessMark;
 use rpma_mr::sys::owned::{CompChannel, EventChannel};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
-use crate::asynchronous::{Async, Waitable, Watch, Watched};
+use crate::asynchronous::{Waitable, Watch, Watched};
 use crate::awaited::{Awaited, wait_at};
 use crate::completion::Completion;
 use crate::conn_cfg::ConnCfg;
 use crate::cq::{CqError, CqRole, both};
 use crate::link::{Link, lock};
 use crate::peer::Peer;
-use crate::readiness::Readiness;
 use crate::wait::{Flag, Wait, any_of};
 use crate::waiters::{NO_TASK, Waiters};
 
@@ -30,7 +25,7 @@ use crate::waiters::{NO_TASK, Waiters};
 ///
 /// A connection made with [`ConnCfg::dispatcher`] is waited for here, and cannot be waited for alone
 /// ([`CqError::HasDispatcher`]); polling its queues and waiting for its events is as ever. The connections take turns, so that none waits
-/// behind a busy one. Several threads and tasks ([`Async`]) may wait; each completion goes to one of them.
+/// behind a busy one. Several threads and tasks ([`Async`](crate::Async)) may wait; each completion goes to one of them.
 ///
 /// Watches the connections too: when a peer dies, everything posted to its connection completes with an error.
 ///
@@ -544,39 +539,5 @@ impl Waitable for Dispatcher {}
 impl Watch for Dispatcher {
     fn watched(&self) -> io::Result<Watched> {
         Ok(Watched { fd: self.0.events.try_clone()?, waiters: Some(Arc::clone(&self.0.waiters)) })
-    }
-}
-
-/// As a [`Stream`] it gives what it finds, and ends when it is closed.
-impl<R: Readiness> Async<Dispatcher, R> {
-    /// The next completion of any of its connections: [`Dispatcher::wait`].
-    ///
-    /// Dropping the future loses no completion.
-    ///
-    /// # Errors
-    ///
-    /// As [`Dispatcher::wait`], without the end of the time.
-    pub async fn wait(&mut self) -> Result<Dispatched, CqError> {
-        poll_fn(|context| self.poll_dispatched(context)).await
-    }
-
-    /// The completions of its connections, as they come: this stream under the name of what it gives. Dropping it loses no completion.
-    pub fn completions(&mut self) -> impl Stream<Item = Result<Dispatched, CqError>> + Unpin {
-        self
-    }
-
-    fn poll_dispatched(&mut self, context: &mut Context<'_>) -> Poll<Result<Dispatched, CqError>> {
-        self.in_turn(context, |Self { of, waiting, .. }, context| waiting.poll_at(of, context))
-    }
-}
-
-impl<R: Readiness> Stream for Async<Dispatcher, R> {
-    type Item = Result<Dispatched, CqError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Poll::Ready(match ready!(self.poll_dispatched(context)) {
-            Err(CqError::Closed) => None,
-            next => Some(next),
-        })
     }
 }
