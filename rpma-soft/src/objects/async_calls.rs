@@ -2,12 +2,11 @@
 #![expect(unsafe_code, reason = "fills and reads events of verbs")]
 
 use std::io;
-use std::sync::Arc;
 
 use rpma_sys::bindings::*;
 
-use super::async_events::{AsyncEvents, Subject};
-use super::{cq_calls, qp, srq_calls};
+use super::acks::Place;
+use super::async_events::AsyncEvents;
 
 /// `ibv_get_async_event(3)`.
 ///
@@ -19,9 +18,11 @@ pub(crate) unsafe fn get_async_event(events: &AsyncEvents, event: *mut ibv_async
     // Not freed before the program acknowledges this event.
     let handle = about.handle();
     let element = match element_of(kind) {
-        Element::Cq => ibv_async_event__bindgen_ty_1 { cq: std::ptr::with_exposed_provenance_mut(handle) },
-        Element::Srq => ibv_async_event__bindgen_ty_1 { srq: std::ptr::with_exposed_provenance_mut(handle) },
-        Element::Qp => ibv_async_event__bindgen_ty_1 { qp: std::ptr::with_exposed_provenance_mut(handle) },
+        Some(Element::Cq) => ibv_async_event__bindgen_ty_1 { cq: std::ptr::with_exposed_provenance_mut(handle) },
+        Some(Element::Srq) => ibv_async_event__bindgen_ty_1 { srq: std::ptr::with_exposed_provenance_mut(handle) },
+        Some(Element::Qp) => ibv_async_event__bindgen_ty_1 { qp: std::ptr::with_exposed_provenance_mut(handle) },
+        // The device's only port.
+        None => ibv_async_event__bindgen_ty_1 { port_num: 1 },
     };
     // SAFETY: a place for the result (contract above).
     unsafe { event.write(ibv_async_event { element, event_type: kind }) };
@@ -34,28 +35,23 @@ pub(crate) unsafe fn get_async_event(events: &AsyncEvents, event: *mut ibv_async
 ///
 /// `event` came from [`get_async_event`], and is acknowledged once.
 pub(crate) unsafe fn ack_async_event(event: &ibv_async_event) {
-    // A copy: a thread that waits to destroy the object may do so as soon as this is acknowledged.
-    let about: Arc<Subject> = match element_of(event.event_type) {
-        Element::Cq => {
+    let place = match element_of(event.event_type) {
+        Some(Element::Cq) => {
             // SAFETY: with this kind it is the member that was set.
-            let cq = unsafe { event.element.cq };
-            // SAFETY: not freed before its event is acknowledged (contract above).
-            unsafe { cq_calls::subject(cq) }
+            Place::of_cq(unsafe { event.element.cq })
         }
-        Element::Srq => {
+        Some(Element::Srq) => {
             // SAFETY: with these kinds it is the member that was set.
-            let srq = unsafe { event.element.srq };
-            // SAFETY: as above.
-            unsafe { srq_calls::subject(srq) }
+            Place::of_srq(unsafe { event.element.srq })
         }
-        Element::Qp => {
-            // SAFETY: with every other kind that there is here it is the member that was set.
-            let qp = unsafe { event.element.qp };
-            // SAFETY: as above.
-            unsafe { qp::subject(qp) }
+        Some(Element::Qp) => {
+            // SAFETY: with these kinds it is the member that was set.
+            Place::of_qp(unsafe { event.element.qp })
         }
+        None => return,
     };
-    about.ack();
+    // SAFETY: not freed before its event is acknowledged (contract above), and nobody borrows these fields.
+    unsafe { place.ack(1) };
 }
 
 enum Element {
@@ -64,11 +60,19 @@ enum Element {
     Qp,
 }
 
-/// What events of this kind are about; there are none about ports and the device here.
-fn element_of(kind: ibv_event_type) -> Element {
+/// What events of this kind are about. Nothing is acknowledged of those about ports and the device, as in libibverbs; there are none here.
+fn element_of(kind: ibv_event_type) -> Option<Element> {
     match kind {
-        IBV_EVENT_CQ_ERR => Element::Cq,
-        IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => Element::Srq,
-        _ => Element::Qp,
+        IBV_EVENT_CQ_ERR => Some(Element::Cq),
+        IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => Some(Element::Srq),
+        IBV_EVENT_QP_FATAL
+        | IBV_EVENT_QP_REQ_ERR
+        | IBV_EVENT_QP_ACCESS_ERR
+        | IBV_EVENT_COMM_EST
+        | IBV_EVENT_SQ_DRAINED
+        | IBV_EVENT_PATH_MIG
+        | IBV_EVENT_PATH_MIG_ERR
+        | IBV_EVENT_QP_LAST_WQE_REACHED => Some(Element::Qp),
+        _ => None,
     }
 }

@@ -11,7 +11,7 @@ use rpma_sys::bindings::{
     ibv_event_type,
 };
 
-use super::untaken::{Acks, Untaken};
+use super::untaken::{Told, Untaken};
 use crate::rc::QpEvent;
 
 /// What events are about: a queue pair, a completion queue or a shared receive queue. It is not freed while the program has an event of
@@ -20,15 +20,10 @@ use crate::rc::QpEvent;
 pub(crate) struct Subject {
     /// Where the program's structure is.
     pub(super) handle: AtomicUsize,
-    acks: Acks,
+    told: Told,
 }
 
 impl Subject {
-    /// The program acknowledges an event.
-    pub(super) fn ack(&self) {
-        self.acks.ack(1);
-    }
-
     /// Where the program's structure is, as a number.
     pub(super) fn handle(&self) -> usize {
         self.handle.load(Ordering::Acquire)
@@ -61,14 +56,14 @@ impl AsyncEvents {
 
     /// Takes the oldest event, and waits for one unless the descriptor is non-blocking. It counts as told to the program.
     pub(super) fn next(&self) -> io::Result<(ibv_event_type, Arc<Subject>)> {
-        self.untaken.next(|(_, about)| &about.acks)
+        self.untaken.next(|(_, about)| about.told.one())
     }
 
-    /// What they are about is destroyed, and no more are added: removes the events that the program did not take, and waits until it has
-    /// acknowledged those that it took.
-    pub(super) fn end(&self, about: &Arc<Subject>) {
+    /// What they are about is destroyed, and no more are added: removes the events that the program did not take, and returns how many it
+    /// took.
+    pub(super) fn end(&self, about: &Arc<Subject>) -> u32 {
         self.untaken.remove(|(_, of)| Arc::ptr_eq(of, about));
-        about.acks.wait();
+        about.told.so_far()
     }
 }
 
@@ -85,8 +80,6 @@ pub(super) fn number(event: QpEvent) -> ibv_event_type {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
-
     use rpma_sys::bindings::IBV_EVENT_CQ_ERR;
 
     use super::*;
@@ -121,35 +114,13 @@ mod tests {
     }
 
     #[test]
-    fn events_that_nobody_took_go_with_what_they_are_about() {
+    fn events_that_nobody_took_go_with_what_they_are_about_and_those_that_were_taken_are_counted() {
         let (events, a, b) = (nonblocking(), Arc::default(), Arc::default());
         events.tell(IBV_EVENT_CQ_ERR, &a);
         events.tell(IBV_EVENT_QP_FATAL, &b);
         events.tell(IBV_EVENT_QP_FATAL, &a);
-        events.end(&a);
+        assert_eq!(kind(&events), Some(IBV_EVENT_CQ_ERR));
+        assert_eq!(events.end(&a), 1);
         assert_eq!([kind(&events), kind(&events)], [Some(IBV_EVENT_QP_FATAL), None]);
-    }
-
-    #[test]
-    fn end_waits_for_the_acknowledgement_of_every_event_that_was_taken() {
-        let (events, about) = (nonblocking(), Arc::default());
-        events.tell(IBV_EVENT_CQ_ERR, &about);
-        events.tell(IBV_EVENT_QP_FATAL, &about);
-        assert_eq!([kind(&events), kind(&events)], [Some(IBV_EVENT_CQ_ERR), Some(IBV_EVENT_QP_FATAL)]);
-        let acked = AtomicUsize::new(0);
-        let acked_at_the_end = thread::scope(|scope| {
-            let ending = scope.spawn(|| {
-                events.end(&about);
-                acked.load(Ordering::SeqCst)
-            });
-            for _ in 0..2 {
-                // Who would not wait has the processor for it.
-                (0..1000).for_each(|_| thread::yield_now());
-                acked.fetch_add(1, Ordering::SeqCst);
-                about.ack();
-            }
-            ending.join().unwrap()
-        });
-        assert_eq!(acked_at_the_end, 2);
     }
 }

@@ -228,7 +228,7 @@ impl Connection {
 
     /// The program acknowledges an event.
     pub(crate) fn event_acked(&self) {
-        self.events.ack(1);
+        self.events.ack();
     }
 
     /// Moves it, with the events that the program has not taken, to another channel: `rdma_migrate_id(3)`.

@@ -11,7 +11,7 @@ use rpma_sys::bindings::IBV_EVENT_CQ_ERR;
 
 use super::async_events::{AsyncEvents, Subject};
 use super::connection::Connection;
-use super::untaken::{Acks, Untaken};
+use super::untaken::{Told, Untaken};
 use crate::driver::lock;
 use crate::rc::Completion;
 
@@ -22,7 +22,7 @@ const POLLED: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Cq {
     state: Mutex<State>,
-    acks: Acks,
+    told: Told,
     channel: Option<Arc<CompChannel>>,
     /// A completion was lost: nothing can be relied on any more.
     failed: AtomicBool,
@@ -64,7 +64,7 @@ impl Cq {
     pub(crate) fn new(capacity: usize, channel: Option<Arc<CompChannel>>, asynchronous: Arc<AsyncEvents>) -> Self {
         Self {
             state: Mutex::new(State { capacity, ..State::default() }),
-            acks: Acks::default(),
+            told: Told::default(),
             channel,
             failed: AtomicBool::new(false),
             users: Mutex::default(),
@@ -203,19 +203,22 @@ impl Cq {
         !lock(&self.users).is_empty()
     }
 
-    /// The program acknowledges events.
-    pub(crate) fn ack(&self, events: u32) {
-        self.acks.ack(events);
-    }
-
-    /// Takes its events back and waits until the program has acknowledged those that it took: `ibv_destroy_cq(3)`.
-    pub(crate) fn end_events(&self) {
+    /// It is destroyed, and has no more events: takes those back that the program did not take, and returns how many it took.
+    pub(crate) fn end_events(&self) -> EventsTold {
         if let Some(channel) = &self.channel {
             channel.remove(self);
         }
-        self.acks.wait();
-        self.asynchronous.end(&self.subject);
+        EventsTold { completion: self.told.so_far(), asynchronous: self.asynchronous.end(&self.subject) }
     }
+}
+
+/// How many of its events the program took, and has to acknowledge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EventsTold {
+    /// On its channel.
+    pub(crate) completion: u32,
+    /// On the device's descriptor.
+    pub(crate) asynchronous: u32,
 }
 
 /// A completion channel.
@@ -245,7 +248,7 @@ impl CompChannel {
 
     /// Takes the oldest event, and waits for one unless the descriptor is non-blocking. It counts as told to the program.
     pub(crate) fn next(&self) -> io::Result<Arc<Cq>> {
-        self.untaken.next(|cq| &cq.acks)
+        self.untaken.next(|cq| cq.told.one())
     }
 }
 
@@ -296,8 +299,7 @@ mod tests {
         assert_eq!(channel.next().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert_eq!(polled(&cq, 2), [1, 2]);
         assert_eq!(polled(&cq, 2), [3]);
-        cq.ack(1);
-        cq.end_events();
+        assert_eq!(cq.end_events(), EventsTold { completion: 1, asynchronous: 0 });
     }
 
     #[test]
@@ -313,8 +315,7 @@ mod tests {
         cq.arm(true);
         cq.push(entry(3, false));
         channel.next().unwrap();
-        cq.ack(2);
-        cq.end_events();
+        assert_eq!(cq.end_events(), EventsTold { completion: 2, asynchronous: 0 });
     }
 
     #[test]
@@ -328,8 +329,7 @@ mod tests {
         assert_eq!(polled(&cq, 8), []);
         let (kind, about) = events.next().unwrap();
         assert_eq!((kind, Arc::ptr_eq(&about, &cq.subject)), (IBV_EVENT_CQ_ERR, true));
-        about.ack();
-        cq.end_events();
+        assert_eq!(cq.end_events(), EventsTold { completion: 0, asynchronous: 1 });
     }
 
     #[test]
@@ -355,7 +355,7 @@ mod tests {
         (0..4).for_each(|wr_id| cq.push(entry(wr_id, false)));
         cq.detach(0);
         assert_eq!(polled(&cq, 8), [1, 3]);
-        cq.end_events();
+        assert_eq!(cq.end_events(), EventsTold { completion: 0, asynchronous: 0 });
         assert_eq!(channel.next().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }

@@ -5,11 +5,11 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use rpma_sys::bindings::*;
 
-use super::async_events::Subject;
+use super::acks::Place;
 use super::connection::invalid;
 use super::cq::{CompChannel, Cq, Entry};
 use super::device::{Device, limit};
@@ -19,7 +19,6 @@ use super::device::{Device, limit};
 struct SoftCompChannel {
     raw: ibv_comp_channel,
     shared: Arc<CompChannel>,
-    users: AtomicUsize,
 }
 
 /// A completion queue.
@@ -33,15 +32,29 @@ struct SoftCq {
 pub(crate) fn create_comp_channel(device: &Device) -> io::Result<*mut ibv_comp_channel> {
     let shared = Arc::new(CompChannel::new()?);
     let raw = ibv_comp_channel { context: device.context(), fd: shared.fd(), refcnt: 0 };
-    Ok(Box::into_raw(Box::new(SoftCompChannel { raw, shared, users: AtomicUsize::new(0) })).cast())
+    Ok(Box::into_raw(Box::new(SoftCompChannel { raw, shared })).cast())
 }
 
 /// # Safety
 ///
 /// `channel` is live, and stays so for as long as the result is used.
-unsafe fn of_channel<'a>(channel: *mut ibv_comp_channel) -> &'a SoftCompChannel {
-    // SAFETY: made by `create_comp_channel`, and live (contract above); what changes of it is atomic.
-    unsafe { &*channel.cast::<SoftCompChannel>() }
+unsafe fn of_channel<'a>(channel: *mut ibv_comp_channel) -> &'a Arc<CompChannel> {
+    let channel = channel.cast::<SoftCompChannel>();
+    // SAFETY: made by `create_comp_channel`, and live (contract above). Only this field is borrowed: the number of users is another.
+    unsafe { &(*channel).shared }
+}
+
+/// How many completion queues use a channel, where libibverbs has it too.
+///
+/// # Safety
+///
+/// `channel` is live, and stays so for as long as the result is used.
+unsafe fn users<'a>(channel: *mut ibv_comp_channel) -> &'a AtomicI32 {
+    // SAFETY: live (contract above).
+    let place = unsafe { &raw mut (*channel).refcnt };
+    // SAFETY: an aligned number in a live structure (contract above), which is ours to change; a program that reads it beside its own calls
+    // is as far as with rdma-core, which writes it plainly.
+    unsafe { AtomicI32::from_ptr(place) }
 }
 
 /// `ibv_destroy_comp_channel(3)`.
@@ -51,7 +64,7 @@ unsafe fn of_channel<'a>(channel: *mut ibv_comp_channel) -> &'a SoftCompChannel 
 /// `channel` is live.
 pub(crate) unsafe fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: live (contract above).
-    if unsafe { of_channel(channel) }.users.load(Ordering::Acquire) != 0 {
+    if unsafe { users(channel) }.load(Ordering::Acquire) != 0 {
         return libc::EBUSY;
     }
     // SAFETY: made by `create_comp_channel`, and freed once: the contract says that it is live.
@@ -79,12 +92,20 @@ pub(crate) unsafe fn create_cq(
         None
     } else {
         // SAFETY: live (contract above).
-        let of = unsafe { of_channel(channel) };
-        of.users.fetch_add(1, Ordering::AcqRel);
-        Some(Arc::clone(&of.shared))
+        unsafe { users(channel) }.fetch_add(1, Ordering::AcqRel);
+        // SAFETY: as above.
+        Some(Arc::clone(unsafe { of_channel(channel) }))
     };
     let shared = Arc::new(Cq::new(capacity, shared_channel, Arc::clone(&device.events)));
-    let raw = ibv_cq { context: device.context(), channel, cq_context, cqe, ..ibv_cq::default() };
+    let raw = ibv_cq {
+        context: device.context(),
+        channel,
+        cq_context,
+        cqe,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        ..ibv_cq::default()
+    };
     let cq = Box::into_raw(Box::new(SoftCq { raw, shared }));
     // SAFETY: just made.
     unsafe { &*cq }.shared.subject.handle.store(cq.expose_provenance(), Ordering::Release);
@@ -132,17 +153,7 @@ pub(crate) unsafe fn shared_cq(cq: *mut ibv_cq) -> Arc<Cq> {
     Arc::clone(unsafe { of_cq(cq) })
 }
 
-/// What its asynchronous events are about.
-///
-/// # Safety
-///
-/// `cq` is live.
-pub(super) unsafe fn subject(cq: *mut ibv_cq) -> Arc<Subject> {
-    // SAFETY: live (contract above).
-    Arc::clone(&unsafe { of_cq(cq) }.subject)
-}
-
-/// `ibv_destroy_cq(3)`.
+/// `ibv_destroy_cq(3)`: waits until the program has acknowledged the events that it took.
 ///
 /// # Safety
 ///
@@ -153,12 +164,16 @@ pub(crate) unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     if shared.is_used() {
         return libc::EBUSY;
     }
-    shared.end_events();
+    let told = shared.end_events();
+    // SAFETY: live (contract above), and only the field that is shared is borrowed.
+    unsafe { Place::of_completions(cq).wait(told.completion) };
+    // SAFETY: as above.
+    unsafe { Place::of_cq(cq).wait(told.asynchronous) };
     // SAFETY: live (contract above); nobody changes this field.
     let channel = unsafe { (*cq).channel };
     if !channel.is_null() {
         // SAFETY: a queue keeps its channel from being freed.
-        unsafe { of_channel(channel) }.users.fetch_sub(1, Ordering::AcqRel);
+        unsafe { users(channel) }.fetch_sub(1, Ordering::AcqRel);
     }
     // SAFETY: made by `create_cq`, and freed once: the contract says that it is live. `shared` is not used any more.
     drop(unsafe { Box::from_raw(cq.cast::<SoftCq>()) });
@@ -176,7 +191,7 @@ pub(crate) unsafe fn get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> io::Result<()> {
     // SAFETY: live (contract above).
-    let shared = Arc::clone(&unsafe { of_channel(channel) }.shared);
+    let shared = Arc::clone(unsafe { of_channel(channel) });
     let told = shared.next()?;
     let handle: *mut ibv_cq = std::ptr::with_exposed_provenance_mut(told.subject.handle());
     // SAFETY: a queue is not freed before its event is acknowledged, which the program does after this.
@@ -194,9 +209,8 @@ pub(crate) unsafe fn get_cq_event(
 ///
 /// `cq` is live.
 pub(crate) unsafe fn ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
-    // SAFETY: live (contract above). A thread that waits to destroy it may do so from now on: hence the copy.
-    let shared = unsafe { shared_cq(cq) };
-    shared.ack(events);
+    // SAFETY: live (contract above), and only the field that is shared is ever borrowed.
+    unsafe { Place::of_completions(cq).ack(events) };
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {

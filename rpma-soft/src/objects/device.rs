@@ -87,6 +87,7 @@ impl Device {
         context.cmd_fd = -1;
         context.async_fd = events.fd();
         context.num_comp_vectors = 1;
+        context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         // `__VERBS_ABI_IS_EXTENDED`
         context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
         let boxed = Box::new(SoftContext { verbs, device, config });

@@ -45,7 +45,7 @@ impl EventChannel {
 
     /// Takes the oldest event, and waits for one unless the descriptor is non-blocking. It counts as told to the program.
     pub(crate) fn next(&self) -> io::Result<Waiting> {
-        self.untaken.next(|waiting| &waiting.of.events)
+        self.untaken.next(|waiting| waiting.of.events.told())
     }
 
     /// Removes the events of a connection.

@@ -6,6 +6,7 @@
 //! Locks, in the order in which they may be taken: a connection's state; a connection's event channel; queues and tables. Two
 //! connections' states are never held at once.
 
+mod acks;
 pub(crate) mod addrinfo;
 pub(crate) mod async_calls;
 pub(crate) mod async_events;

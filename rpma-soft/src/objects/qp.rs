@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rpma_sys::bindings::*;
 use rpma_sys::{QpExOps, QpOps, WrBuilders};
 
+use super::acks::Place;
 use super::async_events::Subject;
 use super::builders::{self, Builder};
 use super::connection::{Connection, QpSlot, invalid};
@@ -50,7 +51,7 @@ pub(crate) unsafe fn shared<'a>(qp: *mut ibv_qp) -> (&'a Arc<Connection>, &'a Bu
 /// # Safety
 ///
 /// `qp` is live.
-pub(super) unsafe fn subject(qp: *mut ibv_qp) -> Arc<Subject> {
+unsafe fn subject(qp: *mut ibv_qp) -> Arc<Subject> {
     let qp = qp.cast::<SoftQp>();
     // SAFETY: made by `create`, and live (contract above); nobody changes this field.
     Arc::clone(unsafe { &(*qp).subject })
@@ -159,6 +160,8 @@ pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init
         qp_num: number,
         state: IBV_QPS_INIT,
         qp_type: IBV_QPT_RC,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
         ..ibv_qp::default()
     };
     let mut raw = ibv_qp_ex { qp_base: base, ..ibv_qp_ex::default() };
@@ -182,7 +185,7 @@ pub(crate) unsafe fn create(connection: &Arc<Connection>, attr: &mut ibv_qp_init
     Ok(qp.cast())
 }
 
-/// `ibv_destroy_qp(3)`.
+/// `ibv_destroy_qp(3)`: waits until the program has acknowledged the events that it took.
 ///
 /// # Safety
 ///
@@ -191,9 +194,11 @@ pub(crate) unsafe fn destroy(qp: *mut ibv_qp) {
     // SAFETY: live (contract above).
     let (connection, _) = unsafe { shared(qp) };
     connection.take_qp();
-    // The program may still have an event that leads here.
     // SAFETY: live (contract above).
-    connection.device.events.end(&unsafe { subject(qp) });
+    let told = connection.device.events.end(&unsafe { subject(qp) });
+    // The program may still have an event that leads here.
+    // SAFETY: live (contract above), and what `shared` borrows are other fields.
+    unsafe { Place::of_qp(qp).wait(told) };
     // SAFETY: made by `create`, and freed once: the contract says that it is live. `connection` is not used any more.
     let qp = unsafe { Box::from_raw(qp.cast::<SoftQp>()) };
     if let Some(srq) = &qp.srq {

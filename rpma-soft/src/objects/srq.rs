@@ -107,9 +107,9 @@ impl Srq {
         self.users.load(Ordering::Acquire) != 0
     }
 
-    /// It is destroyed: waits until the program has acknowledged its events.
-    pub(crate) fn end_events(&self) {
-        self.events.end(&self.subject);
+    /// It is destroyed: takes the events back that the program did not take, and returns how many it took.
+    pub(crate) fn end_events(&self) -> u32 {
+        self.events.end(&self.subject)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use rpma_sys::bindings::*;
 
-use super::async_events::Subject;
+use super::acks::Place;
 use super::connection::invalid;
 use super::device::{Device, limit};
 use super::mr::of_pd;
@@ -37,7 +37,14 @@ pub(crate) unsafe fn create_srq(device: &Device, pd: *mut ibv_pd, attr: &mut ibv
     let of = unsafe { of_pd(pd) };
     let shared = Arc::new(Srq::new(of.number(), max_wr, max_sge, Arc::clone(&device.events)));
     of.enter();
-    let raw = ibv_srq { context: device.context(), srq_context: attr.srq_context, pd, ..ibv_srq::default() };
+    let raw = ibv_srq {
+        context: device.context(),
+        srq_context: attr.srq_context,
+        pd,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        ..ibv_srq::default()
+    };
     let srq = Box::into_raw(Box::new(SoftSrq { raw, shared }));
     // SAFETY: just made.
     unsafe { &*srq }.shared.subject.handle.store(srq.expose_provenance(), Ordering::Release);
@@ -63,17 +70,7 @@ pub(super) unsafe fn shared_srq(srq: *mut ibv_srq) -> Arc<Srq> {
     Arc::clone(unsafe { of_srq(srq) })
 }
 
-/// What its asynchronous events are about.
-///
-/// # Safety
-///
-/// `srq` is live.
-pub(super) unsafe fn subject(srq: *mut ibv_srq) -> Arc<Subject> {
-    // SAFETY: live (contract above).
-    Arc::clone(&unsafe { of_srq(srq) }.subject)
-}
-
-/// `ibv_destroy_srq(3)`.
+/// `ibv_destroy_srq(3)`: waits until the program has acknowledged the events that it took.
 ///
 /// # Safety
 ///
@@ -84,7 +81,9 @@ pub(crate) unsafe fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     if shared.is_used() {
         return libc::EBUSY;
     }
-    shared.end_events();
+    let told = shared.end_events();
+    // SAFETY: live (contract above), and only the field that is shared is borrowed.
+    unsafe { Place::of_srq(srq).wait(told) };
     // SAFETY: made by `create_srq`, and freed once: the contract says that it is live. `shared` is not used any more.
     let srq = unsafe { Box::from_raw(srq.cast::<SoftSrq>()) };
     // SAFETY: a queue keeps its protection domain from being freed.

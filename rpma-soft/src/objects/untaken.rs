@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex};
 
 use super::tokens::Tokens;
@@ -41,14 +42,14 @@ impl<T> Untaken<T> {
         self.push_unless(new, |_| false);
     }
 
-    /// Takes the oldest, and waits for one unless the descriptor is non-blocking. It counts as told to the program, among `acks`.
-    pub(crate) fn next(&self, acks: impl FnOnce(&T) -> &Acks) -> io::Result<T> {
+    /// Takes the oldest, and waits for one unless the descriptor is non-blocking. `told` counts it as told to the program.
+    pub(crate) fn next(&self, told: impl FnOnce(&T)) -> io::Result<T> {
         loop {
             self.tokens.take()?;
             let mut queue = lock(&self.queue);
             if let Some(taken) = queue.pop_front() {
                 // Under the lock: who removes what is about an object, and finds nothing, knows that this one was counted.
-                lock(&acks(&taken).counts).told += 1;
+                told(&taken);
                 return Ok(taken);
             }
         }
@@ -78,7 +79,23 @@ impl<T> AsFd for Untaken<T> {
     }
 }
 
-/// How many events of an object the program took, and how many of them it acknowledged.
+/// How many events of an object of verbs the program took; those that it acknowledged are counted in its structure (`acks`).
+#[derive(Debug, Default)]
+pub(crate) struct Told(AtomicU32);
+
+impl Told {
+    /// The program takes one.
+    pub(crate) fn one(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// So many, if none are left that it could take.
+    pub(crate) fn so_far(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// How many events of an identifier the program took, and how many of them it acknowledged.
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
     counts: Mutex<Counts>,
@@ -92,9 +109,14 @@ struct Counts {
 }
 
 impl Acks {
-    /// The program acknowledges `events` of them.
-    pub(crate) fn ack(&self, events: u32) {
-        lock(&self.counts).acked += u64::from(events);
+    /// The program takes one.
+    pub(crate) fn told(&self) {
+        lock(&self.counts).told += 1;
+    }
+
+    /// The program acknowledges one.
+    pub(crate) fn ack(&self) {
+        lock(&self.counts).acked += 1;
         self.all_acked.notify_all();
     }
 
