@@ -10,14 +10,10 @@
  * A scene is a function of the client and one of the server, side by side in memory.c, messages.c and refusals.c, mostly with a
  * connection of their own. The ends take turns by messages; what nothing gives an order to is not printed.
  */
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "steps.h"
-
-#define TIME_LIMIT_S 60
 
 static const struct {
 	const char *name;
@@ -52,17 +48,6 @@ listens(struct end *end)
 	tell("listening");
 }
 
-static void
-out_of_time(int signal)
-{
-	static const char text[] = "librpma_steps: out of time, in the step that follows the last line\n";
-	ssize_t written = write(STDERR_FILENO, text, sizeof(text) - 1);
-
-	(void)written;
-	(void)signal;
-	_exit(1);
-}
-
 int
 main(int argc, char **argv)
 {
@@ -77,10 +62,7 @@ main(int argc, char **argv)
 		fprintf(stderr, "usage: librpma_steps server|client ADDR PORT\n");
 		return 2;
 	}
-	/* What was printed before a step hangs or crashes is what tells which one. */
-	setvbuf(stdout, NULL, _IOLBF, 0);
-	signal(SIGALRM, out_of_time);
-	alarm(TIME_LIMIT_S);
+	tell_in_time();
 	rpma_log_set_threshold(RPMA_LOG_THRESHOLD_AUX, RPMA_LOG_LEVEL_WARNING);
 
 	end.addr = argv[2];

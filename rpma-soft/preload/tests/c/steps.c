@@ -2,36 +2,11 @@
 #include "steps.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <poll.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
-
-const char *scene = "start";
-
-void
-tell(const char *format, ...)
-{
-	va_list arguments;
-
-	printf("%s: ", scene);
-	va_start(arguments, format);
-	vprintf(format, arguments);
-	va_end(arguments);
-	putchar('\n');
-}
-
-void
-give_up(const char *why)
-{
-	tell("GIVING UP: %s", why);
-	exit(1);
-}
 
 void
 answers(const char *step, int rc)
@@ -52,12 +27,6 @@ need(const char *step, int rc)
 {
 	if (rc)
 		must(step, rc);
-}
-
-void
-holds(const char *claim, bool true_or_not)
-{
-	tell("%s: %s", claim, true_or_not ? "yes" : "NO");
 }
 
 char *
@@ -91,24 +60,6 @@ filled(const char *bytes, size_t len, unsigned seed)
 			return false;
 	}
 	return true;
-}
-
-void
-readable(const char *what, int fd)
-{
-	struct pollfd waited_for = {.fd = fd, .events = POLLIN};
-	int n = poll(&waited_for, 1, -1);
-
-	tell("the descriptor of the %s: %s", what, n == 1 && waited_for.revents == POLLIN ? "readable" : "NOT readable");
-}
-
-void
-blocking(int fd, bool wanted)
-{
-	int flags = fcntl(fd, F_GETFL);
-
-	if (flags < 0 || fcntl(fd, F_SETFL, wanted ? flags & ~O_NONBLOCK : flags | O_NONBLOCK))
-		give_up("fcntl");
 }
 
 /* ---- Completions -------------------------------------------------------------------------------------------------------- */

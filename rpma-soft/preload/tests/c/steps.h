@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tell.h"
+
 /* Each of an end's two regions. With soft-RoCE's packets of 1024 bytes, a large transfer is many of them. */
 #define REGION 65536
 #define LARGE 50000
@@ -64,14 +66,6 @@ struct hello {
 
 /* ---- Telling -------------------------------------------------------------------------------------------------------------- */
 
-/* The scene that is being played: the first word of each line. */
-extern const char *scene;
-
-__attribute__((format(printf, 1, 2))) void tell(const char *format, ...);
-
-/* Ends the process, since what follows would make no sense. */
-void give_up(const char *why);
-
 /* Tells what a call answered. */
 void answers(const char *step, int rc);
 
@@ -81,8 +75,6 @@ void must(const char *step, int rc);
 /* The same for what is so small a step that it is told only if it fails. */
 void need(const char *step, int rc);
 
-void holds(const char *claim, bool true_or_not);
-
 /* REGION bytes of memory. */
 char *pages(void);
 
@@ -90,11 +82,6 @@ char *pages(void);
 char pattern(size_t place, unsigned seed);
 void fill(char *bytes, size_t len, unsigned seed);
 bool filled(const char *bytes, size_t len, unsigned seed);
-
-/* Waits until there is something to read. */
-void readable(const char *what, int fd);
-
-void blocking(int fd, bool wanted);
 
 /* ---- Completions ---------------------------------------------------------------------------------------------------------- */
 
