@@ -116,7 +116,7 @@ unsupported! {
     // Datagrams, and their addresses.
     null fn ibv_create_ah(pd: Ptr, attr: Ptr) -> Ptr;
     null fn ibv_create_ah_from_wc(pd: Ptr, wc: Ptr, grh: Ptr, port: u8) -> Ptr;
-    errno fn ibv_init_ah_from_wc(context: Ptr, port: u8, wc: Ptr, grh: Ptr, attr: Ptr) -> c_int;
+    minus1 fn ibv_init_ah_from_wc(context: Ptr, port: u8, wc: Ptr, grh: Ptr, attr: Ptr) -> c_int;
     errno fn ibv_destroy_ah(ah: Ptr) -> c_int;
     errno fn ibv_attach_mcast(qp: Ptr, gid: Ptr, lid: u16) -> c_int;
     errno fn ibv_detach_mcast(qp: Ptr, gid: Ptr, lid: u16) -> c_int;
