@@ -45,12 +45,82 @@ fn door_exports_rdma_functions_and_its_mark_and_nothing_else() {
 }
 
 #[test]
-#[ignore = "needs Debian's libibverbs1 and librdmacm1"]
+#[ignore = "needs Debian's libibverbs1, librdmacm1 and binutils"]
 fn door_exports_every_function_of_the_installed_libraries() {
     for library in ["libibverbs.so.1", "librdmacm.so.1"] {
-        let installed = functions(&installed(library));
-        assert!(installed.len() > 50, "{library} exports {}", installed.len());
-        assert_eq!(lacking(installed), [""; 0], "{library}");
+        let installed = installed(library);
+        let exported = functions(&installed);
+        assert!(exported.len() > 50, "{library} exports {}", exported.len());
+        assert_eq!(exported, listed_by_nm(&installed), "{library}");
+        assert_eq!(lacking(exported), [""; 0], "{library}");
+    }
+}
+
+/// The functions that `nm -D` lists: their kind is T.
+fn listed_by_nm(library: &Path) -> BTreeSet<String> {
+    let listed = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let functions = listed.lines().filter_map(|line| line.split_once(" T ").map(|(_, name)| name));
+    functions.map(|name| name.split('@').next().unwrap().to_owned()).collect()
+}
+
+/// The loader is asked what it binds each symbol to, all of them at the start (`LD_DEBUG` and `LD_BIND_NOW`, ld.so(8)): those of the
+/// program, and those that rdma-core's libraries, device drivers and librpma have of each other.
+#[test]
+#[ignore = "needs Debian's rdmacm-utils, ibverbs-utils, perftest and librpma0"]
+fn no_function_of_rdma_core_is_bound_to_its_own_libraries() {
+    let libraries = ["libibverbs.so.1", "librdmacm.so.1"].map(installed);
+    let functions: BTreeSet<String> = libraries.iter().flat_map(|library| functions(library)).collect();
+    // How each of them ends at once.
+    let programs = [
+        "rping -h",
+        "ucmatose -h",
+        "cmtime -h",
+        "rdma_server -h",
+        "rdma_client -h",
+        "rdma_xserver -h",
+        "rdma_xclient -h",
+        "ibv_devices",
+        "ibv_devinfo",
+        "ib_write_lat --help",
+        "ib_read_lat --help",
+        "ib_send_lat --help",
+        "ib_atomic_lat --help",
+        "ib_write_bw --help",
+        "ib_read_bw --help",
+        "ib_send_bw --help",
+    ];
+    let door = door();
+    let with_librpma = format!("{}:librpma.so.0", door.display());
+    for line in programs {
+        let mut words = line.split_whitespace();
+        let mut program = Command::new(words.next().unwrap());
+        program.args(words).env("LD_DEBUG", "bindings").env("LD_BIND_NOW", "1").env("LD_PRELOAD", &with_librpma);
+        let told = String::from_utf8(program.output().unwrap_or_else(|e| panic!("{line}: {e}")).stderr).unwrap();
+        let bound: Vec<Binding<'_>> = told.lines().filter_map(Binding::read).filter(|is| functions.contains(is.symbol)).collect();
+        let wrong: Vec<_> = bound.iter().filter(|is| Path::new(is.to) != door).collect();
+        assert!(wrong.is_empty(), "{line}: {wrong:#?}");
+        // The program's own are among them, and those of librpma.
+        let own = Path::new(line.split_whitespace().next().unwrap());
+        assert!(bound.iter().any(|is| Path::new(is.of).file_name() == own.file_name()), "{line}: {}", bound.len());
+        assert!(bound.iter().any(|is| is.of.contains("librpma.so")), "{line}: {}", bound.len());
+    }
+}
+
+/// A line of the loader's: `binding file OF [0] to TO [0]: normal symbol `SYMBOL' [VERSION]`.
+#[derive(Debug)]
+struct Binding<'a> {
+    of: &'a str,
+    to: &'a str,
+    symbol: &'a str,
+}
+
+impl<'a> Binding<'a> {
+    fn read(line: &'a str) -> Option<Self> {
+        let (files, symbol) = line.split_once("binding file ")?.1.split_once(": normal symbol `")?;
+        let (of, to) = files.split_once(" to ")?;
+        let file = |text: &'a str| text.rsplit_once(" [").map(|(path, _)| path);
+        Some(Self { of: file(of)?, to: file(to)?, symbol: symbol.split('\'').next()? })
     }
 }
 
