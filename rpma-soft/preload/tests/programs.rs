@@ -115,11 +115,16 @@ fn assert_latency(table: &[Vec<f64>], bytes: f64) {
     }
 }
 
-/// One line with the message's size, the number of iterations, and a rate. The rate is 0 where perftest fails to measure the clock.
+/// One line with perftest's usual size of messages, the number of iterations, and a rate.
 fn assert_bandwidth(table: &[Vec<f64>], iterations: f64) {
+    assert_bandwidth_of(table, 65_536.0, iterations);
+}
+
+/// The same for messages of this size. The rate is 0 where perftest fails to measure the clock.
+fn assert_bandwidth_of(table: &[Vec<f64>], bytes: f64, iterations: f64) {
     let [line] = table else { panic!("{table:?}") };
     let [size, count, _peak, average, rate] = line[..] else { panic!("{line:?}") };
-    assert_eq!((size, count), (65_536.0, iterations));
+    assert_eq!((size, count), (bytes, iterations));
     assert!(average >= 0.0 && rate >= 0.0, "{line:?}");
 }
 
@@ -144,6 +149,12 @@ fn ib_write_lat_measures_with_inline_data() {
 fn ib_read_lat_measures() {
     let (_, client) = perftest("ib_read_lat", "");
     assert_latency(&client, 2.0);
+}
+
+#[test]
+#[ignore = "needs Debian's perftest"]
+fn ib_read_lat_measures_with_completion_events() {
+    assert_latency(&perftest("ib_read_lat", "-e").1, 2.0);
 }
 
 #[test]
@@ -197,6 +208,18 @@ fn ib_write_bw_measures_in_both_directions() {
 
 #[test]
 #[ignore = "needs Debian's perftest"]
+fn ib_write_bw_measures_with_inline_data() {
+    assert_bandwidth_of(&perftest("ib_write_bw", "-I 64 -s 64").1, 64.0, 1000.0);
+}
+
+#[test]
+#[ignore = "needs Debian's perftest"]
+fn ib_read_bw_measures_on_four_queue_pairs() {
+    assert_bandwidth(&perftest("ib_read_bw", "-q 4").1, 4000.0);
+}
+
+#[test]
+#[ignore = "needs Debian's perftest"]
 fn ib_read_bw_measures() {
     assert_bandwidth(&perftest("ib_read_bw", "").1, 1000.0);
 }
@@ -219,6 +242,12 @@ fn ib_send_bw_measures_on_both_ends() {
 #[ignore = "needs Debian's perftest"]
 fn ib_send_bw_measures_with_completion_events() {
     assert_bandwidth(&perftest("ib_send_bw", "-e").1, 1000.0);
+}
+
+#[test]
+#[ignore = "needs Debian's perftest"]
+fn ib_send_bw_measures_with_inline_data() {
+    assert_bandwidth_of(&perftest("ib_send_bw", "-I 64 -s 64").1, 64.0, 1000.0);
 }
 
 #[test]
