@@ -262,6 +262,29 @@ fn ib_send_bw_measures_over_a_shared_receive_queue() {
     assert_bandwidth(&perftest("ib_send_bw", "-q 4 --use-srq").1, 4000.0);
 }
 
+// ---- what cannot be had ----
+
+/// Runs a program that asks for what there is not: it says that, and ends with an exit code of its own choice.
+fn fails(line: &str, says: &str) {
+    let port = Port::pick();
+    let ended = Running::start(&line.replace("PORT", &port.number().to_string())).end();
+    // Who is killed by a signal has no code.
+    assert!(ended.status.code().is_some_and(|code| code != 0), "{line}: {}\n{}", ended.status, ended.said);
+    assert!(ended.said.contains(says), "{line}: {}", ended.said);
+}
+
+#[test]
+#[ignore = "needs Debian's rdmacm-utils"]
+fn program_that_wants_what_cannot_be_had_is_told_so_and_ends() {
+    const UNSUPPORTED: &str = "Operation not supported";
+    fails("rdma_xserver -p PORT -c x", UNSUPPORTED);
+    fails("rdma_xclient -s 127.0.0.1 -p PORT -c x", UNSUPPORTED);
+    fails("rstream -s 127.0.0.1 -p PORT", UNSUPPORTED);
+    // These do not say why.
+    fails("udaddy -s 127.0.0.1 -p PORT", "");
+    fails("mckey -m 239.0.0.1 -b 127.0.0.1", "");
+}
+
 // ---- Debian's C librpma ----
 
 /// Runs the two ends of the program in `c/`, and compares what they say with what the kernel's soft-RoCE makes them say.
