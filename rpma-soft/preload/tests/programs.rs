@@ -1,6 +1,6 @@
 //! Programs that no one here wrote, unchanged, on the door, between two processes: those of Debian's rdmacm-utils, ibverbs-utils and
-//! perftest, and its C librpma under a program of ours. What is not installed fails its test. docs/soft-preload.md lists what cannot be
-//! had.
+//! perftest, and its C librpma under a program of ours; and a program of ours on verbs themselves. What is not installed fails its test.
+//! docs/soft-preload.md lists what cannot be had.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -285,16 +285,15 @@ fn program_that_wants_what_cannot_be_had_is_told_so_and_ends() {
     fails("mckey -m 239.0.0.1 -b 127.0.0.1", "");
 }
 
-// ---- Debian's C librpma ----
+// ---- C programs of ours ----
 
-/// Runs the two ends of the program in `c/`, and compares what they say with what the kernel's soft-RoCE makes them say.
-fn librpma_steps(configure: impl Fn(&mut Command)) {
+/// Runs a program in `c/` by its script, which compares what it says with what the kernel's soft-RoCE makes it say.
+fn says_the_same(script: &str, configure: impl Fn(&mut Command)) {
     let [port, _next] = Port::pick_two();
-    let folder = concat!(env!("CARGO_TARGET_TMPDIR"), "/librpma-steps");
-    let mut run = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/run"));
+    let mut run = Command::new(format!("{}/tests/c/{script}", env!("CARGO_MANIFEST_DIR")));
     run.env("RPMA_PRELOAD", support::door());
     configure(&mut run);
-    run.args(["127.0.0.1", &port.number().to_string(), folder]);
+    run.args(["127.0.0.1", &port.number().to_string(), concat!(env!("CARGO_TARGET_TMPDIR"), "/steps")]);
     let said = Running::begin(run).end().succeeded();
     assert!(said.contains("as expected"), "{said}");
 }
@@ -302,13 +301,20 @@ fn librpma_steps(configure: impl Fn(&mut Command)) {
 #[test]
 #[ignore = "needs Debian's librpma-dev, and gcc"]
 fn c_librpma_says_the_same_as_on_soft_roce() {
-    librpma_steps(|_| {});
+    says_the_same("run", |_| {});
 }
 
 #[test]
 #[ignore = "needs Debian's librpma-dev, and gcc"]
 fn c_librpma_says_the_same_as_on_soft_roce_without_native_operations() {
-    librpma_steps(|run| {
+    says_the_same("run", |run| {
         run.args(["--way", "emulated"]).env("RPMA_SOFT_NATIVE", "off");
     });
+}
+
+/// `cq->mutex`, `cq->cond` and what they guard, `async_fd`, what headers compile in, and what is not supported.
+#[test]
+#[ignore = "needs Debian's libibverbs-dev and librdmacm-dev, and gcc"]
+fn c_program_finds_in_the_structures_of_verbs_what_it_finds_on_soft_roce() {
+    says_the_same("run-verbs", |_| {});
 }

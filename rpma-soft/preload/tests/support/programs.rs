@@ -91,7 +91,9 @@ impl Running {
         let (mut reader, writer) = std::io::pipe().unwrap();
         command.stdin(Stdio::null()).stdout(writer.try_clone().unwrap()).stderr(writer);
         let child = command.spawn().unwrap_or_else(|e| {
-            panic!("{program}: {e}; these tests need Debian's rdmacm-utils, ibverbs-utils, perftest and librpma-dev")
+            panic!(
+                "{program}: {e}; these tests need Debian's rdmacm-utils, ibverbs-utils, perftest, librpma-dev and librdmacm-dev"
+            )
         });
         // The command holds the writing end too.
         drop(command);
