@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "verbs_steps.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <rdma/rdma_verbs.h>
 #include <string.h>
@@ -96,6 +97,95 @@ identifiers(void)
 	holds("without a queue pair there are no queues either",
 		!server->qp && !server->send_cq && !server->recv_cq && !server->send_cq_channel && !server->recv_cq_channel);
 	forget(&link);
+}
+
+/* ---- Builders of requests ----------------------------------------------------------------------------------------------- */
+
+/* Takes the next completion, which is of this request. */
+static struct ibv_wc
+completion_of(struct ibv_cq *cq, uint64_t request)
+{
+	struct ibv_wc wc;
+	int n;
+
+	while ((n = ibv_poll_cq(cq, 1, &wc)) == 0)
+		;
+	need("poll", n < 0 ? -n : 0);
+	tell("request %d: %s, opcode %d", (int)wc.wr_id, ibv_wc_status_str(wc.status), wc.opcode);
+	holds("  it is the one expected", wc.wr_id == request);
+	return wc;
+}
+
+static void
+begin(struct ibv_qp_ex *qp, uint64_t request)
+{
+	qp->wr_id = request;
+	qp->wr_flags = IBV_SEND_SIGNALED;
+}
+
+void
+builders(void)
+{
+	const uint64_t operations = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
+		IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+	struct ibv_cq *cq = made("queue", ibv_create_cq(device, 64, NULL, NULL, 0));
+	struct ibv_cq *server_cq = made("queue", ibv_create_cq(device, 64, NULL, NULL, 0));
+	struct link link = connected_with_builders(attributes(cq, cq, NULL), operations, attributes(server_cq, server_cq, NULL));
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(link.client->qp);
+	/* Not a constant, which has another function register. */
+	volatile int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	static uint64_t here[8], there[8];
+	struct ibv_mr *here_mr = made("region", ibv_reg_mr(link.client->pd, here, sizeof(here), IBV_ACCESS_LOCAL_WRITE));
+	struct ibv_mr *there_mr = made("region", ibv_reg_mr(link.server->pd, there, sizeof(there), access));
+	struct ibv_sge pieces[2] = {
+		{.addr = (uintptr_t)&here[0], .length = 8, .lkey = here_mr->lkey},
+		{.addr = (uintptr_t)&here[2], .length = 8, .lkey = here_mr->lkey},
+	};
+	struct ibv_sge room = {.addr = (uintptr_t)&there[4], .length = 16, .lkey = there_mr->lkey};
+	struct ibv_recv_wr receive = {.wr_id = 7, .sg_list = &room, .num_sge = 1}, *bad;
+	struct ibv_wc wc;
+
+	holds("the queue pair has them", qp != NULL);
+	holds("one that was made without has not", ibv_qp_to_qp_ex(link.server->qp) == NULL);
+	need("receive", ibv_post_recv(link.server->qp, &receive, &bad));
+	here[0] = 41;
+	here[2] = 43;
+	ibv_wr_start(qp);
+	begin(qp, 1);
+	ibv_wr_rdma_write(qp, there_mr->rkey, (uintptr_t)there);
+	ibv_wr_set_sge(qp, here_mr->lkey, (uintptr_t)here, 8);
+	begin(qp, 2);
+	ibv_wr_send_imm(qp, htonl(0x01020304));
+	ibv_wr_set_sge_list(qp, 2, pieces);
+	returns_errno("post a write, and a send with a number", ibv_wr_complete(qp));
+	completion_of(cq, 1);
+	completion_of(cq, 2);
+	wc = completion_of(server_cq, 7);
+	holds("it has the number", wc.wc_flags & IBV_WC_WITH_IMM && ntohl(wc.imm_data) == 0x01020304);
+	holds("it has both pieces", wc.byte_len == 16 && there[4] == 41 && there[5] == 43);
+	holds("it is written", there[0] == 41);
+
+	ibv_wr_start(qp);
+	begin(qp, 3);
+	ibv_wr_rdma_write(qp, there_mr->rkey, (uintptr_t)there);
+	ibv_wr_set_sge(qp, here_mr->lkey, (uintptr_t)&here[1], 8);
+	ibv_wr_abort(qp);
+	ibv_wr_start(qp);
+	begin(qp, 4);
+	ibv_wr_atomic_fetch_add(qp, there_mr->rkey, (uintptr_t)there, 1);
+	ibv_wr_set_sge(qp, here_mr->lkey, (uintptr_t)&here[3], 8);
+	begin(qp, 5);
+	ibv_wr_rdma_read(qp, there_mr->rkey, (uintptr_t)there);
+	ibv_wr_set_sge(qp, here_mr->lkey, (uintptr_t)&here[4], 8);
+	returns_errno("post an atomic addition and a read, after a write that is not posted", ibv_wr_complete(qp));
+	completion_of(cq, 4);
+	completion_of(cq, 5);
+	holds("the addition tells what was there, and the read what is there now", here[3] == 41 && here[4] == 42);
+	returns_errno("deregister", ibv_dereg_mr(here_mr));
+	returns_errno("deregister", ibv_dereg_mr(there_mr));
+	forget(&link);
+	returns_errno("destroy the queue", ibv_destroy_cq(cq));
+	returns_errno("destroy the other queue", ibv_destroy_cq(server_cq));
 }
 
 /* ---- What the software provider has not --------------------------------------------------------------------------------- */

@@ -33,6 +33,7 @@ static const struct {
 } scenes[] = {
 	{"context", contexts, false},
 	{"identifier", identifiers, false},
+	{"builders", builders, false},
 	{"completion events", completion_events, false},
 	{"asynchronous events", async_events, false},
 	{"overflow", overflow, false},
@@ -118,15 +119,38 @@ attributes(struct ibv_cq *send_cq, struct ibv_cq *recv_cq, struct ibv_srq *srq)
 		.send_cq = send_cq,
 		.recv_cq = recv_cq,
 		.srq = srq,
-		.cap = {.max_send_wr = 64, .max_recv_wr = srq ? 0 : 16, .max_send_sge = 1, .max_recv_sge = srq ? 0 : 1},
+		.cap = {.max_send_wr = 64, .max_recv_wr = srq ? 0 : 16, .max_send_sge = 2, .max_recv_sge = srq ? 0 : 1},
 		.qp_type = IBV_QPT_RC,
 	};
 
 	return attr;
 }
 
+/* Makes the client's queue pair, with builders if there are operations for them. */
+static int
+create_qp(struct rdma_cm_id *id, struct ibv_qp_init_attr attr, uint64_t operations)
+{
+	struct ibv_qp_init_attr_ex extended = {
+		.send_cq = attr.send_cq,
+		.recv_cq = attr.recv_cq,
+		.cap = attr.cap,
+		.qp_type = attr.qp_type,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = id->pd,
+		.send_ops_flags = operations,
+	};
+
+	return operations ? rdma_create_qp_ex(id, &extended) : rdma_create_qp(id, NULL, &attr);
+}
+
 struct link
 connected(struct ibv_qp_init_attr client, struct ibv_qp_init_attr server)
+{
+	return connected_with_builders(client, 0, server);
+}
+
+struct link
+connected_with_builders(struct ibv_qp_init_attr client, uint64_t operations, struct ibv_qp_init_attr server)
 {
 	struct rdma_conn_param param = {.responder_resources = 1, .initiator_depth = 1, .retry_count = 7, .rnr_retry_count = 7};
 	struct link link;
@@ -136,7 +160,7 @@ connected(struct ibv_qp_init_attr client, struct ibv_qp_init_attr server)
 	next_cm_event(client_events, RDMA_CM_EVENT_ADDR_RESOLVED);
 	need("resolve the route", rdma_resolve_route(link.client, RESOLVE_MS));
 	next_cm_event(client_events, RDMA_CM_EVENT_ROUTE_RESOLVED);
-	need("the client's queue pair", rdma_create_qp(link.client, NULL, &client));
+	need("the client's queue pair", create_qp(link.client, client, operations));
 	need("connect", rdma_connect(link.client, &param));
 	link.server = next_cm_event(server_events, RDMA_CM_EVENT_CONNECT_REQUEST);
 	need("the server's queue pair", rdma_create_qp(link.server, NULL, &server));

@@ -47,6 +47,9 @@ struct ibv_qp_init_attr attributes(struct ibv_cq *send_cq, struct ibv_cq *recv_c
 
 struct link connected(struct ibv_qp_init_attr client, struct ibv_qp_init_attr server);
 
+/* The same, with builders for these operations at the client. */
+struct link connected_with_builders(struct ibv_qp_init_attr client, uint64_t operations, struct ibv_qp_init_attr server);
+
 /* Destroys what is left of it. */
 void forget(struct link *link);
 
@@ -83,6 +86,7 @@ void ended(struct waiter *waiter, const char *claim);
 /* inline_calls.c */
 void contexts(void);
 void identifiers(void);
+void builders(void);
 void unsupported(void);
 
 /* verbs_events.c */
