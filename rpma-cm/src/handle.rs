@@ -157,8 +157,9 @@ macro_rules! common_calls {
                 Ok(self.0.main.cq.as_fd())
             }
 
-            /// Ends the connection: `rpma_conn_disconnect(3)`. What is posted completes with errors; [`ConnEvent::Closed`] follows when
-            /// the other side has answered. After the other side has ended it this succeeds and does nothing.
+            /// Ends the connection: `rpma_conn_disconnect(3)`. What is posted completes with errors;
+            /// [`ConnEvent::Closed`](crate::ConnEvent::Closed) follows when the other side has answered. After the other side has ended it
+            /// this succeeds and does nothing.
             ///
             /// ```
             /// use rpma::{CqError, prelude::*};
