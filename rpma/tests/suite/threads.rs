@@ -1,6 +1,7 @@
 //! Many threads on one object: accepting, waiting, posting, closing.
 
 use std::collections::BTreeSet;
+use std::hint;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
@@ -9,16 +10,26 @@ use rpma::prelude::*;
 use rpma::sys::testing::{Call, FailingProvider};
 use rpma::{CqError, EstablishError, EventError, PostError, RequestError};
 
-use crate::support::{LIMIT, Pair, cfg, complete, in_time, listen, peer, peer_over, provider, region, remote};
+use crate::support::{LIMIT, Pair, SetOnDrop, cfg, complete, in_time, listen, peer, peer_over, provider, region, remote};
 
 #[test]
 fn thread_that_waits_for_requests_takes_no_event_of_connections_that_another_thread_accepts() {
-    const CONNECTIONS: usize = 200;
+    const CONNECTIONS: usize = 1_000;
     let peer = peer();
     let (endpoint, addr) = listen(&peer);
     let (taken, requests) = mpsc::channel();
+    let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        // One takes requests and waits for the next, all the time; another accepts; two more connect. All of it meets on two cores.
+        // Every processor is busy, so that whoever is woken waits for its turn, each time for another while.
+        let _ends_the_spinning = SetOnDrop(&done);
+        for _ in 0..thread::available_parallelism().unwrap().get() {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    hint::spin_loop();
+                }
+            });
+        }
+        // One takes requests and waits for the next, all the time; another accepts; two more connect.
         scope.spawn(|| {
             // Owned here: the channel ends when this thread does.
             let taken = taken;
