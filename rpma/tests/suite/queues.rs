@@ -164,6 +164,47 @@ fn granted_sizes_are_those_asked_for_or_more() {
     assert!(pair.client.cq().capacity() >= 12);
 }
 
+/// What a program does that wants no completions: it posts, and polls now and then.
+#[test]
+fn posts_without_completions_never_fill_the_queue_for_good_and_all_of_them_complete() {
+    const POSTS: u64 = 100_000;
+    const POLL_EVERY: u64 = 7;
+    let Pair { client, server } = Pair::new();
+    let source = region(client.peer(), 8, Usage::WRITE_SRC);
+    let target = region(server.peer(), 8, Usage::WRITE_DST);
+    let there = remote(&target);
+    let (polled, full) = in_time({
+        let client = client.clone();
+        move || {
+            let (mut polled, mut full) = (0, 0);
+            for n in 0..POSTS {
+                // Read when the write is carried out, so it may be a later one's.
+                source.write_at(0, &n.to_ne_bytes()).unwrap();
+                while let Err(e) = client.write(there.all(), source.all(), Signal::OnError, n) {
+                    assert!(matches!(e, PostError::QueueFull { .. }), "{e:?}");
+                    full += 1;
+                    assert_eq!(client.cq().poll().unwrap(), None);
+                    thread::yield_now();
+                }
+                if n % POLL_EVERY == 0 {
+                    polled += 1;
+                    assert_eq!(client.cq().poll().unwrap(), None);
+                }
+            }
+            // Behind all of them.
+            while let Err(e) = client.write(there.all(), source.all(), Signal::Always, POSTS) {
+                assert!(matches!(e, PostError::QueueFull { .. }), "{e:?}");
+                assert_eq!(client.cq().poll().unwrap(), None);
+            }
+            complete(&client, POSTS);
+            (polled, full)
+        }
+    });
+    assert!(polled > 0 && full > 0, "{polled} polls now and then, and {full} because the queue was full");
+    assert_eq!(bytes(&target, 0, 8), (POSTS - 1).to_ne_bytes());
+    still_works(&Pair { client, server });
+}
+
 #[test]
 fn completion_is_reachable_without_any_event() {
     let pair = Pair::new();
@@ -261,14 +302,23 @@ fn completion_that_comes_between_polling_and_arming_is_never_missed() {
 
 /// One event that is not acknowledged would keep the queue's destruction waiting for ever.
 #[test]
-fn connection_that_waited_ten_thousand_times_is_dropped_at_once() {
+fn connection_that_waited_a_hundred_thousand_times_is_dropped_at_once() {
     let Pair { client, server } = Pair::new();
     let cq = client.cq();
-    for context in 0..10_000 {
+    let wait = |context| {
         cq.arm().unwrap();
         client.write(RemoteSlice::NULL, LocalSlice::null(), Signal::Always, context).unwrap();
         assert!(readable(&cq, LIMIT), "no event for completion {context}");
-        complete(&client, context);
+        cq.poll().unwrap().expect("the completion of the event")
+    };
+    for context in 0..5_000 {
+        wait(context).result().unwrap();
+    }
+    // The rest without the other side, which takes most of the time: what is posted after the end completes here, with an event each.
+    client.disconnect().unwrap();
+    for context in 5_000..100_000 {
+        let completion = wait(context);
+        assert!(completion.result().unwrap_err().is_flushed() && completion.context() == context, "{completion:?}");
     }
     in_time(|| drop((client, server, cq)));
 }
