@@ -21,6 +21,7 @@ mod flush;
 mod fork;
 mod futures;
 mod leaks;
+mod lengths;
 mod listener;
 mod memory;
 mod on_tokio;
