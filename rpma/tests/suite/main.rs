@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod addresses;
+mod arming;
 mod atomic_write;
 mod batch;
 mod connect;
