@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::io;
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::data_path::{Refusal, Watch, pass_on, watch_cq, watch_qp, watch_srq};
@@ -203,6 +204,24 @@ impl FailingProvider {
         drop(removed);
     }
 
+    /// Completion queues made from now on are asked for with this many entries, whatever the caller asks for: a device that breaks its
+    /// promise, so that a queue overflows which nobody can fill otherwise.
+    ///
+    /// # Panics
+    ///
+    /// If `entries` is not positive.
+    pub fn set_cq_entries(&self, entries: c_int) {
+        assert!(entries > 0, "a completion queue has at least one entry");
+        self.state.cq_entries.store(entries, Ordering::Relaxed);
+    }
+
+    /// The shared receive queue that was made last, or null: for what its device can do and [`Provider`] has no call for. It is live until
+    /// its owner destroys it.
+    #[must_use]
+    pub fn last_srq(&self) -> *mut ibv_srq {
+        self.state.last_srq.load(Ordering::Relaxed)
+    }
+
     fn before(&self, call: Call) -> Option<Refusal> {
         self.state.before(call)
     }
@@ -224,6 +243,9 @@ type Hook = Arc<dyn Fn(Call) + Send + Sync>;
 struct State {
     armed: Mutex<Armed>,
     hooks: RwLock<BTreeMap<Call, Hook>>,
+    /// How many entries completion queues are asked for with; 0: as many as the caller says.
+    cq_entries: AtomicI32,
+    last_srq: AtomicPtr<ibv_srq>,
 }
 
 #[derive(Debug, Default)]
@@ -270,7 +292,9 @@ impl State {
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hooks = self.hooks.read().unwrap_or_else(PoisonError::into_inner);
-        f.debug_struct("State").field("armed", &self.armed).field("hooks", &hooks.keys()).finish()
+        let mut state = f.debug_struct("State");
+        state.field("armed", &self.armed).field("hooks", &hooks.keys()).field("cq_entries", &self.cq_entries);
+        state.field("last_srq", &self.last_srq).finish()
     }
 }
 
@@ -327,6 +351,17 @@ macro_rules! refuse {
     }};
 }
 
+/// Asks for what the provider was told to ask for, in place of what the caller says.
+macro_rules! ask_otherwise {
+    ($self:ident, ibv_create_cq($context:ident, $cqe:ident, $($rest:ident),*)) => {
+        let $cqe = match $self.state.cq_entries.load(Ordering::Relaxed) {
+            0 => $cqe,
+            entries => entries,
+        };
+    };
+    ($self:ident, $name:ident($($arg:ident),*)) => {};
+}
+
 macro_rules! run {
     (infallible $self:ident, $name:ident($($arg:ident),*)) => {{
         // For its hook: no plan selects a call that cannot fail.
@@ -337,6 +372,7 @@ macro_rules! run {
         if let Some(refusal) = $self.before(Call::$name) {
             refuse!($conv, refusal.errno);
         }
+        ask_otherwise!($self, $name($($arg),*));
         pass_on!($self, $name($($arg),*))
     }};
 }
@@ -385,6 +421,7 @@ macro_rules! failing {
                 }
                 // SAFETY: the contract that the caller of this method accepted.
                 let ops = unsafe { self.inner.srq_ops(srq) }?;
+                self.state.last_srq.store(srq, Ordering::Relaxed);
                 watch_srq(&self.watch(), srq, ops)
             }
         }
@@ -396,7 +433,7 @@ for_each_call!(failing);
 mod tests {
     use std::ptr::null_mut;
     use std::sync::Weak;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
     use std::time::Duration;
 
     use super::super::fake::{Fake, call_with_zeros};
@@ -666,6 +703,19 @@ mod tests {
         assert_eq!(post_both(), [(Some(libc::EINVAL), Taken::No); 2]);
         failing.arm_all(plans().map(Plan::naming_no_bad_wr));
         assert_eq!(post_both(), [(Some(libc::EINVAL), Taken::Unknown); 2]);
+    }
+
+    #[test]
+    fn queues_are_as_small_as_told_and_the_last_shared_one_is_known() {
+        let failing = FailingProvider::new(Fake::new());
+        assert!(failing.last_srq().is_null());
+        assert_eq!(Parts::make(&failing.provider(), false).unwrap().cq.capacity(), 4);
+        failing.set_cq_entries(1);
+        let parts = Parts::make(&failing.provider(), false).unwrap();
+        assert_eq!(parts.cq.capacity(), 1);
+        let first = failing.last_srq();
+        let _other = Parts::make(&failing.provider(), false).unwrap();
+        assert!(!first.is_null() && failing.last_srq() != first);
     }
 
     #[test]

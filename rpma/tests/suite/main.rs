@@ -27,6 +27,7 @@ mod listener;
 mod memory;
 mod on_tokio;
 mod parameters;
+mod queue_events;
 mod queues;
 mod ranges;
 mod receive_cq;

@@ -62,14 +62,26 @@ fn provider_name() -> String {
     variable("RPMA_TEST_PROVIDER", "soft")
 }
 
+/// The file whose exported C functions are the provider under test; `None` for the software provider as it is.
+pub(crate) fn exported_by() -> Option<String> {
+    match provider_name().as_str() {
+        "soft" => None,
+        "door" => Some(door_file()),
+        _ => Some("libibverbs.so.1".to_owned()),
+    }
+}
+
+fn door_file() -> String {
+    env::var("RPMA_TEST_DOOR").expect("RPMA_TEST_DOOR is the file of the door")
+}
+
 /// The C functions that the door of the software provider exports, in the file `RPMA_TEST_DOOR`, under test as rdma-core's are.
 fn door() -> ProviderRef {
     static DOOR: OnceLock<ProviderRef> = OnceLock::new();
     // The door has ears for its own variable only.
     let plain = env::var_os("RPMA_SOFT_NATIVE").is_some_and(|native| native == "off");
     assert_eq!(plain, is_emulated(), "RPMA_SOFT_NATIVE=off belongs to the target suite_emulated, and to no other");
-    let file = env::var("RPMA_TEST_DOOR").expect("RPMA_TEST_DOOR is the file of the door");
-    DOOR.get_or_init(|| rpma::sys::testing::exported_by("door", &file).expect("RPMA_TEST_DOOR is the door")).clone()
+    DOOR.get_or_init(|| rpma::sys::testing::exported_by("door", &door_file()).expect("RPMA_TEST_DOOR is the door")).clone()
 }
 
 /// Whether the software provider is under test, through its door or not.
