@@ -2,12 +2,13 @@
 
 use std::os::fd::AsFd;
 use std::thread;
+use std::time::Instant;
 
 use rpma::prelude::*;
 use rpma::{CqError, ErrorCode, PostError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::support::{LIMIT, Pair, bytes, cfg, complete, in_time, peer, received, region, remote, still_works};
+use crate::support::{LIMIT, Pair, bytes, cfg, complete, in_time, peer, received, region, remote, still_works, times};
 
 fn pair_of_sizes(cq: u32, sq: u32, rq: u32) -> Pair {
     let peer = peer();
@@ -167,41 +168,32 @@ fn granted_sizes_are_those_asked_for_or_more() {
 /// What a program does that wants no completions: it posts, and polls now and then.
 #[test]
 fn posts_without_completions_never_fill_the_queue_for_good_and_all_of_them_complete() {
-    const POSTS: u64 = 100_000;
     const POLL_EVERY: u64 = 7;
+    let posts = times(100_000, 20_000);
     let Pair { client, server } = Pair::new();
     let source = region(client.peer(), 8, Usage::WRITE_SRC);
     let target = region(server.peer(), 8, Usage::WRITE_DST);
     let there = remote(&target);
-    let (polled, full) = in_time({
-        let client = client.clone();
-        move || {
-            let (mut polled, mut full) = (0, 0);
-            for n in 0..POSTS {
-                // Read when the write is carried out, so it may be a later one's.
-                source.write_at(0, &n.to_ne_bytes()).unwrap();
-                while let Err(e) = client.write(there.all(), source.all(), Signal::OnError, n) {
-                    assert!(matches!(e, PostError::QueueFull { .. }), "{e:?}");
-                    full += 1;
-                    assert_eq!(client.cq().poll().unwrap(), None);
-                    thread::yield_now();
-                }
-                if n % POLL_EVERY == 0 {
-                    polled += 1;
-                    assert_eq!(client.cq().poll().unwrap(), None);
-                }
-            }
-            // Behind all of them.
-            while let Err(e) = client.write(there.all(), source.all(), Signal::Always, POSTS) {
-                assert!(matches!(e, PostError::QueueFull { .. }), "{e:?}");
-                assert_eq!(client.cq().poll().unwrap(), None);
-            }
-            complete(&client, POSTS);
-            (polled, full)
+    let mut full = 0;
+    for n in 0..=posts {
+        // Read when the write is carried out, so it may be a later one's.
+        source.write_at(0, &n.to_ne_bytes()).unwrap();
+        // The last one tells of all before it.
+        let signal = if n == posts { Signal::Always } else { Signal::OnError };
+        let start = Instant::now();
+        while let Err(e) = client.write(there.all(), source.all(), signal, n) {
+            assert!(matches!(e, PostError::QueueFull { .. }) && start.elapsed() < LIMIT, "post {n}: {e:?}");
+            assert_eq!(client.cq().poll().unwrap(), None);
+            full += 1;
+            thread::yield_now();
         }
-    });
-    assert!(polled > 0 && full > 0, "{polled} polls now and then, and {full} because the queue was full");
-    assert_eq!(bytes(&target, 0, 8), (POSTS - 1).to_ne_bytes());
+        if n < posts && n.is_multiple_of(POLL_EVERY) {
+            assert_eq!(client.cq().poll().unwrap(), None);
+        }
+    }
+    complete(&client, posts);
+    assert!(full > 0, "the queue was never full");
+    assert_eq!(bytes(&target, 0, 8), posts.to_ne_bytes());
     still_works(&Pair { client, server });
 }
 
@@ -303,6 +295,7 @@ fn completion_that_comes_between_polling_and_arming_is_never_missed() {
 /// One event that is not acknowledged would keep the queue's destruction waiting for ever.
 #[test]
 fn connection_that_waited_a_hundred_thousand_times_is_dropped_at_once() {
+    let waits = times(100_000, 20_000);
     let Pair { client, server } = Pair::new();
     let cq = client.cq();
     let wait = |context| {
@@ -316,7 +309,7 @@ fn connection_that_waited_a_hundred_thousand_times_is_dropped_at_once() {
     }
     // The rest without the other side, which takes most of the time: what is posted after the end completes here, with an event each.
     client.disconnect().unwrap();
-    for context in 5_000..100_000 {
+    for context in 5_000..waits {
         let completion = wait(context);
         assert!(completion.result().unwrap_err().is_flushed() && completion.context() == context, "{completion:?}");
     }

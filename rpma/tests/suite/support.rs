@@ -89,6 +89,11 @@ pub(crate) fn is_soft() -> bool {
     matches!(provider_name().as_str(), "soft" | "door")
 }
 
+/// How often something is repeated: a kernel's device is tested in an emulated machine, where it takes up to a hundred times as long.
+pub(crate) fn times(on_soft: u64, on_a_kernel: u64) -> u64 {
+    if is_soft() { on_soft } else { on_a_kernel }
+}
+
 /// Whether a software device without native operations is under test.
 fn is_emulated() -> bool {
     let emulated = TARGET == "suite_emulated";

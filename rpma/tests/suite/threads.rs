@@ -10,11 +10,11 @@ use rpma::prelude::*;
 use rpma::sys::testing::{Call, FailingProvider};
 use rpma::{CqError, EstablishError, EventError, PostError, RequestError};
 
-use crate::support::{LIMIT, Pair, SetOnDrop, cfg, complete, in_time, listen, peer, peer_over, provider, region, remote};
+use crate::support::{LIMIT, Pair, SetOnDrop, cfg, complete, in_time, listen, peer, peer_over, provider, region, remote, times};
 
 #[test]
 fn thread_that_waits_for_requests_takes_no_event_of_connections_that_another_thread_accepts() {
-    const CONNECTIONS: usize = 1_000;
+    let connections = times(1_000, 200);
     let peer = peer();
     let (endpoint, addr) = listen(&peer);
     let (taken, requests) = mpsc::channel();
@@ -33,7 +33,7 @@ fn thread_that_waits_for_requests_takes_no_event_of_connections_that_another_thr
         scope.spawn(|| {
             // Owned here: the channel ends when this thread does.
             let taken = taken;
-            for _ in 0..CONNECTIONS {
+            for _ in 0..connections {
                 taken.send(endpoint.next_request(LIMIT).unwrap()).unwrap();
             }
             assert!(matches!(endpoint.next_request(Wait::Now), Err(RequestError::NoRequest)));
@@ -52,7 +52,7 @@ fn thread_that_waits_for_requests_takes_no_event_of_connections_that_another_thr
         let connecting: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
-                    (0..CONNECTIONS / 2)
+                    (0..connections / 2)
                         .map(|_| {
                             let pending = ConnReq::new(&peer, addr, &cfg()).unwrap().connect(&[]).unwrap();
                             let conn = pending.established(LIMIT).unwrap();
