@@ -183,12 +183,7 @@ fn missing_rdma_core_is_an_error_that_says_what_to_install() {
 fn host_that_does_not_answer_the_connection_manager_is_unreachable_and_a_deadline_knows_it_earlier() {
     // The connection manager asks 16 times, at intervals of 4.3 s (RoCE's packet life time): more than a minute.
     const GIVES_UP_WITHIN: Duration = Duration::from_secs(180);
-    let interface = interface_of(&addr().to_string());
-    // There the entry would be that of every address, and nothing on this machine could talk to itself any more.
-    assert_ne!(interface, "lo", "the address under test is on a device of its own");
-    let neighbour = ["neigh", "replace", SILENT, "lladdr", "02:00:00:00:00:c6", "nud", "permanent", "dev", &interface];
-    assert!(Command::new("ip").args(neighbour).status().unwrap().success());
-
+    silent_neighbour(SILENT, "02:00:00:00:00:c6");
     let request = ConnReq::new(&peer(), (SILENT, 7204), &cfg()).unwrap();
     let pending = request.connect(&[]).unwrap();
     let early = pending.established(Duration::from_millis(100)).unwrap_err();
@@ -198,8 +193,17 @@ fn host_that_does_not_answer_the_connection_manager_is_unreachable_and_a_deadlin
     pending.disconnect().unwrap();
 }
 
+/// Tells this machine where `ip` is: at a network card that is not there.
+pub(crate) fn silent_neighbour(ip: &str, card: &str) {
+    let interface = interface_of(&addr().to_string());
+    // There the entry would be that of every address, and nothing on this machine could talk to itself any more.
+    assert_ne!(interface, "lo", "the address under test is on a device of its own");
+    let neighbour = ["neigh", "replace", ip, "lladdr", card, "nud", "permanent", "dev", &interface];
+    assert!(Command::new("ip").args(neighbour).status().unwrap().success());
+}
+
 /// The interface that has an address of this machine.
-fn interface_of(addr: &str) -> String {
+pub(crate) fn interface_of(addr: &str) -> String {
     let output = Command::new("ip").args(["-o", "addr", "show", "to", addr]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     // "2: eth0    inet 10.0.0.1/24 …"
