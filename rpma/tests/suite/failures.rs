@@ -7,8 +7,8 @@ use rpma::prelude::*;
 use rpma::sys::ProviderRef;
 use rpma::sys::testing::{Call, CountingProvider, Counts, Effect, FailingProvider, Kind, Plan, Selection};
 use rpma::{
-    BuildError, ConnReqError, ConnectError, CqError, CqRole, ErrorCode, EstablishError, EventError, ListenError, OpPath,
-    PostError, RegisterError, RequestError,
+    Advice, AdviseError, AdviseFlags, BuildError, ConnReqError, ConnectError, CqError, CqRole, ErrorCode, EstablishError,
+    EventError, ListenError, OpPath, PostError, RegisterError, RequestError,
 };
 use rustix::io::Errno;
 
@@ -16,15 +16,20 @@ use crate::support::{
     LIMIT, Pair, addr, cfg, complete, in_time_or, listen, peer, peer_over, provider, readable, region, remote, still_works,
 };
 
-type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
+pub(super) type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
 /// A whole life of both ends over one provider, in one thread, so that the calls come in one order.
-fn whole_life(provider: &ProviderRef) -> Outcome {
+pub(super) fn whole_life(provider: &ProviderRef) -> Outcome {
     let device = Device::local(provider, &addr().to_string())?;
+    assert!(Device::list(provider)?.iter().any(|listed| listed.is_same_as(&device)));
     let peer = Peer::new(&device)?;
     let source = peer.register(AnonPages::new(8)?, Usage::WRITE_SRC | Usage::SEND).map_err(RegisterError::from)?;
     let target = peer.register(AnonPages::new(8)?, Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY | Usage::RECV);
     let target = target.map_err(RegisterError::from)?;
+    match target.advise(.., Advice::Prefetch, AdviseFlags::empty()) {
+        Ok(()) | Err(AdviseError::NotSupported { .. }) => {}
+        Err(e) => return Err(e.into()),
+    }
     let there = RemoteMr::from_descriptor(&target.descriptor().to_bytes())?;
     let endpoint = Endpoint::listen(&peer, (addr(), 0))?;
     let listening = endpoint.local_addr().ok_or("no local address")?;
@@ -38,12 +43,14 @@ fn whole_life(provider: &ProviderRef) -> Outcome {
     }
     drop(rejected);
 
-    let pending = ConnReq::new(&peer, listening, &cfg())?.connect(b"please")?;
+    let asking = cfg().type_of_service(8).ack_timeout(18)?;
+    let pending = ConnReq::new(&peer, listening, &asking)?.connect(b"please")?;
     let incoming = endpoint.next_conn_req(&cfg(), LIMIT)?;
     incoming.recv(target.all(), 1)?;
     let accepting = incoming.connect(b"welcome")?;
     let client = pending.established(LIMIT)?;
     let server = accepting.established(LIMIT)?;
+    assert_eq!(client.negotiated()?.ack_timeout, 18);
 
     // As an event loop does, so that there is an event in every life.
     client.cq().arm()?;
@@ -78,7 +85,7 @@ fn whole_life(provider: &ProviderRef) -> Outcome {
 }
 
 /// As [`whole_life`], of what [`whole_life`] has not: a listener, a shared receive queue on one side, a shared channel on the other.
-fn shared_life(provider: &ProviderRef) -> Outcome {
+pub(super) fn shared_life(provider: &ProviderRef) -> Outcome {
     let peer = Peer::new(&Device::local(provider, &addr().to_string())?)?;
     let source = peer.register(AnonPages::new(8)?, Usage::WRITE_SRC | Usage::SEND).map_err(RegisterError::from)?;
     let target = peer.register(AnonPages::new(8)?, Usage::WRITE_DST | Usage::RECV).map_err(RegisterError::from)?;
@@ -131,14 +138,14 @@ fn is_drained(conn: &Conn) -> Outcome {
     }
 }
 
-fn is_closed(conn: &Conn) -> Outcome {
+pub(super) fn is_closed(conn: &Conn) -> Outcome {
     match conn.next_event(LIMIT)? {
         ConnEvent::Closed => Ok(()),
         other => Err(format!("{other:?} where the connection was to be closed").into()),
     }
 }
 
-type Life = fn(&ProviderRef) -> Outcome;
+pub(super) type Life = fn(&ProviderRef) -> Outcome;
 
 /// Lives a life again and again, each time with another one of the selected calls failing, until all have failed once.
 /// `check` is told the call, what came of it, and what is still alive. Returns how many there were.
@@ -176,7 +183,7 @@ fn call_that_fails_anywhere_with_shared_queues_is_one_error_and_leaves_nothing_a
     is_one_error_and_leaves_nothing_alive(shared_life, &[Call::poll_cq]);
 }
 
-fn is_one_error_and_leaves_nothing_alive(life: Life, also_recovers: &[Call]) {
+pub(super) fn is_one_error_and_leaves_nothing_alive(life: Life, also_recovers: &[Call]) {
     let calls = fail_each(life, &Selection::Doing, Errno::NOMEM, |call, outcome, live| {
         assert!(live.is_nothing(), "{call} failed ({outcome:?}), and alive is {live}");
         // A device that cannot be asked has no optional operations, and a queue pair that cannot be made with them is made without. One
@@ -219,7 +226,7 @@ fn call_that_frees_shared_queues_and_fails_leaks_its_object_with_what_that_uses_
     leaks_its_object_with_what_that_uses_and_nothing_else(shared_life);
 }
 
-fn leaks_its_object_with_what_that_uses_and_nothing_else(life: Life) {
+pub(super) fn leaks_its_object_with_what_that_uses_and_nothing_else(life: Life) {
     let calls = fail_each(life, &Selection::Freeing, Errno::BUSY, |call, outcome, live| {
         outcome.unwrap();
         let Effect::Frees(kind) = call.effect() else { panic!("{call} frees nothing") };

@@ -17,6 +17,7 @@ mod device_events;
 mod dispatcher;
 mod events;
 mod executor;
+mod failing_waits;
 mod failures;
 mod flush;
 mod fork;
