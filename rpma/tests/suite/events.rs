@@ -1,13 +1,16 @@
 //! Events of endpoints and connections: which come, in what order, on which descriptor, and what there is when there is none.
 
+use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd};
+use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use rpma::prelude::*;
 use rpma::sys::testing::{Call, CountingProvider};
-use rpma::{CqError, ErrorCode, EstablishError, EventError, RequestError, Step};
+use rpma::{CqError, Dispatcher, ErrorCode, EstablishError, EventError, RequestError, Step};
 
+use super::executor::{Async, block_on, polled_once};
 use crate::support::{
     LIMIT, Pair, alone, cfg, complete, in_time, is_readable, listen, peer, peer_over, provider, readable, request,
 };
@@ -329,4 +332,78 @@ fn completion_events_are_acknowledged_in_batches_and_all_of_them_at_the_end() {
     // One for each event is what users of verbs have found to be their main bottleneck.
     let acknowledgements = counting.calls(Call::ibv_ack_cq_events);
     assert!(acknowledgements <= EVENTS / 32, "{acknowledgements} acknowledgements for {EVENTS} events");
+}
+
+/// Of whichever queue, whoever waits: an event that is not acknowledged would keep the queue's destruction waiting for ever.
+#[test]
+fn completion_events_of_every_kind_of_queue_are_acknowledged_in_batches_and_all_of_them_at_the_end() {
+    const EVENTS: u64 = 400;
+    type Waiting = (Box<dyn FnMut()>, Box<dyn FnMut()>);
+    // What arms, and what takes a completion that an event told of; and what a connection has to be for it.
+    type Kind = (&'static str, fn(&Peer) -> ConnCfg, fn(&Conn, ConnCfg) -> Waiting);
+    fn of_queue(cq: CompletionQueue) -> Waiting {
+        let armed = cq.clone();
+        (Box::new(move || armed.arm().unwrap()), Box::new(move || _ = cq.wait(LIMIT).unwrap()))
+    }
+    let kinds: [Kind; 5] = [
+        ("receive queue", |_| cfg().rcq_size(10), |conn, _| of_queue(conn.rcq().unwrap())),
+        (
+            "shared receive queue",
+            |peer| cfg().srq(&peer.new_srq(&SrqCfg::new()).unwrap()),
+            |_, cfg| of_queue(cfg.get_srq().unwrap().rcq().unwrap()),
+        ),
+        (
+            "shared channel",
+            |_| cfg().rcq_size(10).shared_channel(true),
+            |conn, _| {
+                let (armed, conn) = (conn.clone(), conn.clone());
+                (Box::new(move || _ = armed.arm().unwrap()), Box::new(move || _ = conn.wait(LIMIT).unwrap()))
+            },
+        ),
+        (
+            "dispatcher",
+            |peer| cfg().dispatcher(&Dispatcher::new(peer).unwrap()),
+            |_, cfg| {
+                let dispatcher = cfg.get_dispatcher().unwrap().clone();
+                let armed = dispatcher.clone();
+                let arm = move || assert!(matches!(armed.wait(Wait::Now), Err(CqError::NoCompletion)));
+                (Box::new(arm), Box::new(move || _ = dispatcher.wait(LIMIT).unwrap()))
+            },
+        ),
+        (
+            "task",
+            |_| cfg(),
+            |conn, _| {
+                let waiting = Rc::new(RefCell::new(Async::new(conn.cq()).unwrap()));
+                let armed = Rc::clone(&waiting);
+                let arm = move || assert!(polled_once(armed.borrow_mut().wait()).is_pending());
+                (Box::new(arm), Box::new(move || _ = block_on(waiting.borrow_mut().wait()).unwrap()))
+            },
+        ),
+    ];
+    for (kind, watched, waiting) in kinds {
+        let counting = CountingProvider::new(provider());
+        in_time({
+            let here = peer_over(&counting.provider());
+            move || {
+                let watched = watched(&here);
+                let Pair { client, server } = Pair::connect(&peer(), &cfg(), &here, &watched);
+                let (mut arm, mut take) = waiting(&server, watched.clone());
+                for n in 0..EVENTS {
+                    match watched.get_srq() {
+                        Some(srq) => srq.recv(LocalSlice::null(), n).unwrap(),
+                        None => server.recv(LocalSlice::null(), n).unwrap(),
+                    }
+                    arm();
+                    client.send(LocalSlice::null(), Signal::Always, n).unwrap();
+                    complete(&client, n);
+                    take();
+                }
+            }
+        });
+        counting.nothing_live().unwrap();
+        let (asked, acknowledgements) = (counting.calls(Call::ibv_get_cq_event), counting.calls(Call::ibv_ack_cq_events));
+        assert!(asked >= EVENTS, "{kind}: asked for events {asked} times");
+        assert!(acknowledgements <= EVENTS / 32, "{kind}: {acknowledgements} acknowledgements for {EVENTS} events");
+    }
 }
