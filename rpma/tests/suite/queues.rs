@@ -214,6 +214,10 @@ fn completion_is_reachable_without_any_event() {
     assert_eq!(completion.context(), 1);
     // The queue was never armed, so nothing was ever announced.
     assert!(!readable(&cq, Duration::ZERO));
+    // And the first wait is for what comes next.
+    pair.client.write(RemoteSlice::NULL, LocalSlice::null(), Signal::Always, 2).unwrap();
+    complete(&pair.client, 2);
+    assert_eq!(cq.poll().unwrap(), None);
 }
 
 #[test]
