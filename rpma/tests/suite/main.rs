@@ -22,6 +22,7 @@ mod failures;
 mod flush;
 mod fork;
 mod futures;
+mod killed_peer;
 mod leaks;
 mod lengths;
 mod listener;
