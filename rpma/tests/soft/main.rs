@@ -3,6 +3,7 @@
 
 mod files;
 mod hosts;
+mod mixed;
 mod parameters;
 #[path = "../suite/support.rs"]
 #[expect(dead_code, reason = "the suite uses more of it")]
