@@ -108,7 +108,7 @@ impl Parameters {
 
 impl ConnCfg {
     /// How often a request that the peer's device does not answer is sent again, 0 to 7; 7 by default. The client's counts for both
-    /// sides, and accepting ignores it.
+    /// sides, and accepting ignores it. Soft-RoCE sends again without end with 7.
     ///
     /// ```
     /// use rpma::prelude::*;
@@ -222,7 +222,8 @@ impl ConnCfg {
     /// ([`Negotiated::detection_time`] tells), and with code 0, since it then never fails.
     ///
     /// It is the shortest: a device may wait up to four times as long each time (InfiniBand specification, transport timer), and takes
-    /// a time-out below its own shortest as that.
+    /// a time-out below its own shortest as that. Soft-RoCE takes 7 retries, the default, as retries without end (Linux 6.1 to 7.3,
+    /// measured), so no such request fails there; fewer are counted.
     ///
     /// ```
     /// use rpma::prelude::*;
