@@ -4,6 +4,7 @@
 //! The input is a list of steps, one byte each; see [`Session::step`]. Memory is one region of 64 bytes at [`ADDR`], with 1 for both keys.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,8 @@ const ADDR: u64 = 0x1000;
 const LEN_BYTES: u64 = 64;
 const QUEUE: u32 = 8;
 const RESOURCES: u8 = 3;
+/// How many frames the driver takes before the first of them is in the stream.
+const FRAMES_AT_ONCE: usize = 3;
 
 /// Panics if a property does not hold for `data`.
 pub(crate) fn check(data: &[u8]) {
@@ -93,8 +96,9 @@ struct Session {
     decoder: Decoder,
     now: Instant,
     job: Option<FlushJob<Lease>>,
-    filling: Option<Intake<Lease>>,
-    sending: Option<Payload<Lease>>,
+    /// Payload that is due, or here and not told of: the driver looks at headers ahead.
+    filling: VecDeque<Intake<Lease>>,
+    sending: VecDeque<Payload<Lease>>,
     sends: u64,
     receives: u64,
     completed: [u64; 2],
@@ -126,8 +130,8 @@ impl Session {
             decoder,
             now: Instant::now(),
             job: None,
-            filling: None,
-            sending: None,
+            filling: VecDeque::new(),
+            sending: VecDeque::new(),
             sends: 0,
             receives: 0,
             completed: [0, 0],
@@ -201,10 +205,6 @@ impl Session {
                 let taken = piece.len().min(due as usize);
                 piece = &piece[taken..];
                 self.decoder.payload_taken(u32::try_from(taken).expect("at most what is due"));
-                if self.decoder.payload_left() == 0 {
-                    self.filling = None;
-                    self.qp.payload_done(self.now, Ok(()));
-                }
                 continue;
             }
             let frame = match self.decoder.next(&mut piece) {
@@ -212,6 +212,10 @@ impl Session {
                 Ok(_) => continue,
                 Err(_) => return false,
             };
+            // Payload before it is here: its header is.
+            if !matches!(frame, Frame::Request(_)) {
+                self.fill(0);
+            }
             let intake = match frame {
                 Frame::Cm(_) => continue,
                 Frame::Request(request) => self.qp.handle_request(self.now, request),
@@ -221,12 +225,12 @@ impl Session {
                 Ok(Intake::None) => assert_eq!(frame.payload_bytes(), 0),
                 Ok(Intake::Discard) => {
                     assert_ne!(frame.payload_bytes(), 0);
-                    self.filling = Some(Intake::Discard);
+                    self.filling.push_back(Intake::Discard);
                 }
                 Ok(Intake::Fill(ranges)) => {
                     assert!(ranges.iter().all(|range| Region::check(range.addr, range.len_bytes.into())));
                     assert_eq!(ranges.iter().map(|range| range.len_bytes).sum::<u32>(), frame.payload_bytes());
-                    self.filling = Some(Intake::Fill(ranges));
+                    self.filling.push_back(Intake::Fill(ranges));
                 }
                 Err(_) => {
                     assert_eq!(self.qp.state(), QpState::Error);
@@ -234,12 +238,22 @@ impl Session {
                 }
             }
         }
+        self.fill(usize::from(self.decoder.payload_left() != 0));
         true
     }
 
-    /// Begins to send a frame, or ends it.
+    /// Tells of the payload that is here: all but the last `due`.
+    fn fill(&mut self, due: usize) {
+        while self.filling.len() > due {
+            self.filling.pop_front();
+            self.qp.payload_done(self.now, Ok(()));
+        }
+    }
+
+    /// Begins to send frames, or ends the first.
     fn transmit(&mut self) {
-        if self.sending.take().is_some() {
+        if self.sending.len() == FRAMES_AT_ONCE {
+            self.sending.pop_front();
             self.qp.transmit_done(self.now);
         } else if let Some(transmit) = self.qp.poll_transmit(self.now) {
             let payload = match &transmit.payload {
@@ -249,7 +263,9 @@ impl Session {
             };
             assert_eq!(payload, transmit.frame.payload_bytes() as usize);
             assert!(transmit.frame.encode(&mut [0; rpma_soft::wire::MAX_HEADER_BYTES]).is_ok());
-            self.sending = Some(transmit.payload);
+            self.sending.push_back(transmit.payload);
+        } else if self.sending.pop_front().is_some() {
+            self.qp.transmit_done(self.now);
         }
     }
 
@@ -290,8 +306,8 @@ impl Session {
     }
 
     fn end(mut self) {
-        self.filling = None;
-        self.sending = None;
+        self.filling.clear();
+        self.sending.clear();
         self.job = None;
         self.qp.peer_gone(self.now);
         self.poll();

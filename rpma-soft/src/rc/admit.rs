@@ -8,7 +8,7 @@ use super::{PdNumber, ProtocolError, QpConfig, RecvWr, WcOpcode, WcStatus};
 use crate::wire::{FlushSpec, Nak, Placement, Remote, Request, RequestOp, Selectivity};
 
 impl<L> Responder<L> {
-    /// Checks a request in the order of IBTA volume 1, 9.7.4.1: number, operation, resources, then keys and lengths.
+    /// Checks a request, and notes what it says of those behind it.
     pub(super) fn admit<M: Memory<Lease = L>>(
         &mut self,
         request: Request,
@@ -16,7 +16,7 @@ impl<L> Responder<L> {
         config: &QpConfig,
         receives: &mut Receives,
     ) -> Result<Admitted<L>, ProtocolError> {
-        let Request { msn, solicited, op } = request;
+        let msn = request.msn;
         if self.closed || (self.repeat != Repeat::No && msn > self.expected) {
             return Ok(Admitted::Dropped);
         }
@@ -24,8 +24,31 @@ impl<L> Responder<L> {
             return Err(ProtocolError::Sequence { expected: self.expected, found: msn });
         }
         self.repeat = Repeat::No;
-        let no = |op| Ok(Admitted::No(Arrival { msn, op: Some(op) }));
-        let yes = |ranges, op| Ok(Admitted::Yes(ranges, Arrival { msn, op }));
+        let (ranges, op) = self.check(request, memory, config, receives);
+        match op {
+            Some(Op::NotReady) => self.repeat = Repeat::Untold,
+            Some(Op::Refuse { .. }) => self.closed = true,
+            _ => self.expected = msn + 1,
+        }
+        let arrival = Arrival { msn, op };
+        Ok(match ranges {
+            Some(ranges) => Admitted::Yes(ranges, arrival),
+            None => Admitted::No(arrival),
+        })
+    }
+
+    /// In the order of IBTA volume 1, 9.7.4.1, behind the number: operation, resources, then keys and lengths. Where the payload goes, or
+    /// `None` if it is thrown away, and what becomes of the request.
+    fn check<M: Memory<Lease = L>>(
+        &mut self,
+        request: Request,
+        memory: &M,
+        config: &QpConfig,
+        receives: &mut Receives,
+    ) -> (Option<Vec<Range<L>>>, Option<Op<L>>) {
+        let Request { solicited, op, .. } = request;
+        let no = |op| (None, Some(op));
+        let yes = |ranges, op| (Some(ranges), op);
         let refuse = |nak| no(Op::Refuse { nak, receive: None });
         // Before a receive is taken: `check_op_valid` in rxe_resp.c.
         if !self.allowed.contains(needed(&op)) {

@@ -29,10 +29,10 @@ pub struct RcQp<M: Memory> {
     events: VecDeque<QpEvent>,
     /// Told already: that somebody asked, that no receive is taken any more.
     told: Told,
-    /// The frame whose payload is due on the stream.
-    incoming: Option<Incoming<M::Lease>>,
-    /// The frame of ours that is being written to the stream is a response.
-    sending_response: bool,
+    /// The frames whose payload is due on the stream, and the requests behind the first of them, in order.
+    incoming: VecDeque<Incoming<M::Lease>>,
+    /// The frames of ours that are on their way into the stream, in order.
+    outgoing: VecDeque<Outgoing>,
     /// Whose turn it is where both a response and a request could go.
     request_next: bool,
 }
@@ -44,9 +44,16 @@ struct Told {
     last_receive: bool,
 }
 
-/// A frame whose payload is due.
+/// A frame that is not dealt with: its payload is due, or that of one before it.
 #[derive(Debug)]
-enum Incoming<L> {
+struct Incoming<L> {
+    due: bool,
+    placed: Result<(), MemoryFault>,
+    what: Arriving<L>,
+}
+
+#[derive(Debug)]
+enum Arriving<L> {
     Request(Arrival<L>),
     /// The oldest read's data, going where it belongs.
     Read,
@@ -54,6 +61,13 @@ enum Incoming<L> {
     Refused(WcStatus),
     /// Data that nobody waits for.
     Dropped,
+}
+
+/// What a frame of ours is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outgoing {
+    Request,
+    Response,
 }
 
 impl<M: Memory> RcQp<M> {
@@ -69,8 +83,8 @@ impl<M: Memory> RcQp<M> {
             completions: VecDeque::new(),
             events: VecDeque::new(),
             told: Told::default(),
-            incoming: None,
-            sending_response: false,
+            incoming: VecDeque::new(),
+            outgoing: VecDeque::new(),
             request_next: false,
         }
     }
@@ -146,8 +160,8 @@ impl<M: Memory> RcQp<M> {
         self.completions.clear();
         self.events.clear();
         self.told = Told::default();
-        self.incoming = None;
-        self.sending_response = false;
+        self.incoming.clear();
+        self.outgoing.clear();
     }
 
     fn step(&mut self, to: QpState, from: &[QpState]) -> Result<(), TransitionError> {
@@ -233,13 +247,13 @@ impl<M: Memory> RcQp<M> {
 
     // ---- the stream's side ----
 
-    /// A request of the peer's arrived.
+    /// A request of the peer's arrived. The payload of frames before it may be due still: then it is carried out once that is there. How
+    /// many are handed in so is what bounds the memory that they take.
     ///
     /// # Errors
     ///
     /// [`ProtocolError`]: the queue pair is in the error state, and the connection is to be cut.
     pub fn handle_request(&mut self, now: Instant, request: Request) -> Result<Intake<M::Lease>, ProtocolError> {
-        self.check_no_payload_due()?;
         self.requester.progress(now);
         let has_payload = request.payload_bytes() != 0;
         if !matches!(self.state, QpState::ReadyToReceive | QpState::ReadyToSend) {
@@ -258,22 +272,20 @@ impl<M: Memory> RcQp<M> {
                 return Err(error);
             }
         };
-        if has_payload {
-            self.incoming = Some(Incoming::Request(arrival));
-            return Ok(intake);
-        }
-        self.responder.arrived(arrival, false);
-        self.advance(now);
-        Ok(Intake::None)
+        self.incoming.push_back(Incoming { due: has_payload, placed: Ok(()), what: Arriving::Request(arrival) });
+        self.settle_incoming(now);
+        Ok(if has_payload { intake } else { Intake::None })
     }
 
-    /// A response of the peer's arrived.
+    /// A response of the peer's arrived, and no payload before it is due.
     ///
     /// # Errors
     ///
     /// As for [`handle_request`](Self::handle_request); the oldest request completes as [`WcStatus::BadResponse`].
     pub fn handle_response(&mut self, now: Instant, response: Response) -> Result<Intake<M::Lease>, ProtocolError> {
-        self.check_no_payload_due()?;
+        if !self.incoming.is_empty() {
+            return Err(ProtocolError::PayloadDue);
+        }
         let has_payload = response.payload_bytes() != 0;
         match self.state {
             QpState::ReadyToSend => {}
@@ -290,11 +302,11 @@ impl<M: Memory> RcQp<M> {
                 Ok(Intake::None)
             }
             Ok(Answered::Fill(ranges)) => {
-                self.incoming = Some(Incoming::Read);
+                self.await_payload(Arriving::Read);
                 Ok(Intake::Fill(ranges))
             }
             Ok(Answered::Refuse(status)) => {
-                self.incoming = Some(Incoming::Refused(status));
+                self.await_payload(Arriving::Refused(status));
                 Ok(Intake::Discard)
             }
             Ok(Answered::Failed(status)) => {
@@ -309,34 +321,19 @@ impl<M: Memory> RcQp<M> {
         }
     }
 
-    /// The payload of the last frame is off the stream, and nothing of the driver's touches its memory any more. `Err` if it was to be
-    /// placed and could not be.
+    /// The oldest payload that was due is off the stream, and nothing of the driver's touches its memory any more. `Err` if it was to be
+    /// placed and could not be; then nothing of what was due behind it may have been placed, or be placed still.
     pub fn payload_done(&mut self, now: Instant, placed: Result<(), MemoryFault>) {
         self.requester.progress(now);
-        let Some(incoming) = self.incoming.take() else { return };
-        let alive = self.state != QpState::Error;
-        match incoming {
-            Incoming::Request(arrival) if alive => {
-                self.responder.arrived(arrival, placed.is_err());
-                self.advance(now);
-            }
-            Incoming::Request(arrival) => self.responder.abandon(arrival, &mut self.completions),
-            Incoming::Read if alive && placed.is_ok() => {
-                self.requester.read_done(now, &self.config, &mut self.completions);
-                self.check_local_failure();
-            }
-            Incoming::Read if alive => self.enter_error(Some(WcStatus::LocalProtection), false),
-            Incoming::Refused(status) if alive => self.enter_error(Some(status), false),
-            Incoming::Read | Incoming::Refused(_) | Incoming::Dropped => {}
-        }
-        self.flush_when_idle();
+        let Some(first) = self.incoming.front_mut() else { return };
+        first.due = false;
+        first.placed = placed;
+        self.settle_incoming(now);
     }
 
-    /// The next frame for the stream. One at a time: the next comes after [`transmit_done`](Self::transmit_done).
+    /// The next frame for the stream. How many are taken before [`transmit_done`](Self::transmit_done) is told of the first is what bounds
+    /// the memory that they take.
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<M::Lease>> {
-        if self.sending_response || self.requester.is_sending() {
-            return None;
-        }
         // By turns, so that neither a peer that reads without end starves our requests nor we its answers.
         if self.request_next
             && let Some(request) = self.poll_request(now)
@@ -357,6 +354,9 @@ impl<M: Memory> RcQp<M> {
         }
         let transmit = self.requester.poll_transmit(now, &self.memory, self.config.pd);
         self.check_local_failure();
+        if transmit.is_some() {
+            self.outgoing.push_back(Outgoing::Request);
+        }
         transmit
     }
 
@@ -374,17 +374,29 @@ impl<M: Memory> RcQp<M> {
                 Transmit { frame: Frame::Response(refusal), payload: Payload::None }
             }
         };
-        self.sending_response = true;
+        self.outgoing.push_back(Outgoing::Response);
         Some(transmit)
     }
 
-    /// The frame from [`poll_transmit`](Self::poll_transmit) is in the stream to its last byte, or never will be, and nothing of the
-    /// driver's touches its memory any more. To be called before the next response is handled.
+    /// The oldest frame from [`poll_transmit`](Self::poll_transmit) is in the stream to its last byte, or never will be, and nothing of
+    /// the driver's touches its memory any more. To be called before the next response is handled.
     pub fn transmit_done(&mut self, now: Instant) {
-        if std::mem::take(&mut self.sending_response) {
-            self.requester.progress(now);
-        } else {
-            self.requester.transmit_done(now);
+        match self.outgoing.pop_front() {
+            Some(Outgoing::Request) => self.requester.transmit_done(now),
+            Some(Outgoing::Response) => self.requester.progress(now),
+            None => {}
+        }
+        self.flush_when_idle();
+    }
+
+    /// In the error state: of the frames from [`poll_transmit`](Self::poll_transmit), the last `count` requests will not be sent. Responses
+    /// behind them are.
+    pub fn requests_withdrawn(&mut self, count: usize) {
+        for _ in 0..count {
+            if let Some(last) = self.outgoing.iter().rposition(|&outgoing| outgoing == Outgoing::Request) {
+                self.outgoing.remove(last);
+                self.requester.transmit_lost();
+            }
         }
         self.flush_when_idle();
     }
@@ -394,9 +406,13 @@ impl<M: Memory> RcQp<M> {
     /// something was posted, or time has passed.
     pub fn transmit_to_nobody(&mut self, now: Instant) {
         loop {
-            self.sending_response = false;
-            self.requester.transmit_lost();
-            if self.poll_transmit(now).is_none() {
+            let sent = self.poll_transmit(now).is_some();
+            for outgoing in self.outgoing.drain(..) {
+                if outgoing == Outgoing::Request {
+                    self.requester.transmit_lost();
+                }
+            }
+            if !sent {
                 break;
             }
         }
@@ -416,8 +432,12 @@ impl<M: Memory> RcQp<M> {
             self.enter_error(cause, false);
         }
         self.responder.close(false, &mut self.completions);
-        self.payload_done(now, Err(MemoryFault));
-        self.transmit_done(now);
+        while !self.incoming.is_empty() {
+            self.payload_done(now, Err(MemoryFault));
+        }
+        while !self.outgoing.is_empty() {
+            self.transmit_done(now);
+        }
     }
 
     // ---- durability ----
@@ -457,19 +477,43 @@ impl<M: Memory> RcQp<M> {
     /// How many requests, receives and answers are held, completions aside. 0 after everything is over.
     #[must_use]
     pub fn held(&self) -> usize {
-        self.requester.posted() + self.receives.posted() + self.responder.held() + usize::from(self.incoming.is_some())
+        self.requester.posted() + self.receives.posted() + self.responder.held() + self.incoming.len()
     }
 
-    fn check_no_payload_due(&self) -> Result<(), ProtocolError> {
-        if self.incoming.is_some() { Err(ProtocolError::PayloadDue) } else { Ok(()) }
+    fn await_payload(&mut self, what: Arriving<M::Lease>) {
+        self.incoming.push_back(Incoming { due: true, placed: Ok(()), what });
     }
 
     fn discard(&mut self, has_payload: bool) -> Intake<M::Lease> {
         if !has_payload {
             return Intake::None;
         }
-        self.incoming = Some(Incoming::Dropped);
+        self.await_payload(Arriving::Dropped);
         Intake::Discard
+    }
+
+    /// Deals with what has arrived whole, in order.
+    fn settle_incoming(&mut self, now: Instant) {
+        while self.incoming.front().is_some_and(|first| !first.due)
+            && let Some(Incoming { placed, what, .. }) = self.incoming.pop_front()
+        {
+            let alive = self.state != QpState::Error;
+            match what {
+                Arriving::Request(arrival) if alive => {
+                    self.responder.arrived(arrival, placed.is_err());
+                    self.advance(now);
+                }
+                Arriving::Request(arrival) => self.responder.abandon(arrival, &mut self.completions),
+                Arriving::Read if alive && placed.is_ok() => {
+                    self.requester.read_done(now, &self.config, &mut self.completions);
+                    self.check_local_failure();
+                }
+                Arriving::Read if alive => self.enter_error(Some(WcStatus::LocalProtection), false),
+                Arriving::Refused(status) if alive => self.enter_error(Some(status), false),
+                Arriving::Read | Arriving::Refused(_) | Arriving::Dropped => {}
+            }
+        }
+        self.flush_when_idle();
     }
 
     fn advance(&mut self, now: Instant) {
@@ -505,11 +549,12 @@ impl<M: Memory> RcQp<M> {
         if self.state != QpState::Error {
             return;
         }
-        let filling_read = matches!(self.incoming, Some(Incoming::Read | Incoming::Refused(_)));
+        let filling_read = self.incoming.iter().any(|i| matches!(i.what, Arriving::Read | Arriving::Refused(_)));
         if !self.requester.is_sending() && !filling_read {
             self.requester.flush(&mut self.completions);
         }
-        let filling_receive = matches!(&self.incoming, Some(Incoming::Request(arrival)) if arrival.holds_receive());
+        let filling_receive =
+            self.incoming.iter().any(|i| matches!(&i.what, Arriving::Request(arrival) if arrival.holds_receive()));
         if !filling_receive {
             self.receives.flush(&mut self.completions);
             if self.receives.is_shared() && !std::mem::replace(&mut self.told.last_receive, true) {

@@ -19,24 +19,17 @@ struct Wqe {
     len_bytes: u32,
 }
 
-/// Whether a frame of ours is on its way into the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sending {
-    No,
-    /// The request behind the sent ones.
-    Next,
-    /// A request that has to be sent again all the same: the peer drops this one.
-    Stale,
-}
-
 #[derive(Debug)]
 pub(super) struct Requester {
     queue: VecDeque<Wqe>,
     /// The number of the oldest request in the queue.
     head_msn: u64,
-    /// How many requests, from the oldest, are sent and not answered.
+    /// How many requests, from the oldest, are sent or being sent, and not answered.
     sent: usize,
-    sending: Sending,
+    /// How many of those, the last, are not in the stream to their last byte.
+    leaving: usize,
+    /// How many requests are being sent, before those, that have to be sent again all the same: the peer drops them.
+    stale: usize,
     /// How many of those, the one being sent included, hold a resource of the responder's.
     resources_held: u32,
     /// Why the request behind the sent ones cannot be sent. It completes when it is the oldest: completions come in order.
@@ -77,7 +70,8 @@ impl Requester {
             queue: VecDeque::new(),
             head_msn: 1,
             sent: 0,
-            sending: Sending::No,
+            leaving: 0,
+            stale: 0,
             resources_held: 0,
             unsendable: None,
             head_status: None,
@@ -126,8 +120,7 @@ impl Requester {
 
     /// The next request to send, if one may be sent now.
     pub(super) fn poll_transmit<M: Memory>(&mut self, now: Instant, memory: &M, pd: PdNumber) -> Option<Transmit<M::Lease>> {
-        let waits = self.sending != Sending::No || self.unsendable.is_some() || self.rnr_until.is_some();
-        if waits || (self.probing && self.sent > 0) {
+        if self.unsendable.is_some() || self.rnr_until.is_some() || (self.probing && self.sent > 0) {
             return None;
         }
         let wqe = self.queue.get(self.sent)?;
@@ -158,31 +151,32 @@ impl Requester {
             solicited: wqe.wr.flags.contains(SendFlags::SOLICITED) && wqe.wr.op.takes_receive(),
             op: request_op(&wqe.wr.op, wqe.len_bytes),
         };
-        self.sending = Sending::Next;
         self.resources_held += u32::from(holds_resource);
         if self.sent == 0 {
             self.progress = Some(now);
         }
+        self.sent += 1;
+        self.leaving += 1;
         Some(Transmit { frame: Frame::Request(request), payload })
     }
 
-    /// The request being sent is in the stream, to its last byte.
+    /// The oldest request being sent is in the stream, to its last byte.
     pub(super) fn transmit_done(&mut self, now: Instant) {
-        if self.sending == Sending::Next {
+        if self.stale == 0 {
             self.progress = Some(now);
         }
         self.transmit_lost();
     }
 
-    /// The request being sent is gone: as sent, but without any progress.
+    /// A request being sent is gone: as sent, but without any progress.
     pub(super) fn transmit_lost(&mut self) {
-        self.sent += usize::from(self.sending == Sending::Next);
-        self.sending = Sending::No;
+        let of = if self.stale > 0 { &mut self.stale } else { &mut self.leaving };
+        *of = of.saturating_sub(1);
     }
 
     /// Whether the memory of a request is being sent.
     pub(super) fn is_sending(&self) -> bool {
-        self.sending != Sending::No
+        self.leaving + self.stale > 0
     }
 
     /// Deals with a response, up to its payload.
@@ -200,7 +194,7 @@ impl Requester {
             // Nothing new: the peer is alive, and busy with what we sent.
             return Ok(Answered::Done);
         }
-        if msn < self.head_msn || msn - self.head_msn >= self.sent as u64 {
+        if msn < self.head_msn || msn - self.head_msn >= (self.sent - self.leaving) as u64 {
             return Err(ProtocolError::UnexpectedResponse { msn });
         }
         // Every response acknowledges what was sent before. What still waits for its data then was passed over.
@@ -243,7 +237,7 @@ impl Requester {
     /// The payload of a read response is in place.
     pub(super) fn read_done(&mut self, now: Instant, config: &QpConfig, completions: &mut VecDeque<Completion>) {
         self.progress = Some(now);
-        if self.sent > 0 {
+        if self.sent > self.leaving {
             self.complete_head(config, completions);
         }
     }
@@ -266,13 +260,11 @@ impl Requester {
                 // Go back N: the responder drops everything behind the request that it was not ready for.
                 self.rnr_until = Some(now + timer.duration());
                 self.probing = true;
+                self.stale += std::mem::take(&mut self.leaving);
                 self.sent = 0;
                 self.resources_held = 0;
                 // Its place has moved; it is found again on the way.
                 self.unsendable = None;
-                if self.sending == Sending::Next {
-                    self.sending = Sending::Stale;
-                }
                 return Ok(Answered::Done);
             }
         };
@@ -307,7 +299,7 @@ impl Requester {
 
     /// Why the oldest request failed here, if it did.
     pub(super) fn local_failure(&self) -> Option<WcStatus> {
-        self.unsendable.filter(|_| self.sent == 0 && self.sending == Sending::No)
+        self.unsendable.filter(|_| self.sent + self.stale == 0)
     }
 
     /// Notes how the oldest request ended; [`flush`](Self::flush) completes it.
@@ -345,7 +337,7 @@ impl Requester {
 
     /// Whether anything sent is not answered.
     pub(super) fn awaits_answer(&self) -> bool {
-        self.sent > 0 || self.sending == Sending::Next
+        self.sent > 0
     }
 
     /// Bytes moved on the stream.

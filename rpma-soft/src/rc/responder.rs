@@ -105,8 +105,10 @@ pub(super) struct Refused {
 
 #[derive(Debug)]
 pub(super) struct Responder<L> {
-    /// The number of the next request to carry out.
+    /// The number of the next request to arrive.
     pub(super) expected: u64,
+    /// Before which request everything has arrived whole.
+    whole: u64,
     pub(super) repeat: Repeat,
     /// A request was refused; nothing more is taken.
     pub(super) closed: bool,
@@ -131,6 +133,7 @@ impl<L> Responder<L> {
         let rnr_timer = RnrTimer::from_code(0).expect("0 is a code");
         Self {
             expected: 1,
+            whole: 1,
             repeat: Repeat::No,
             closed: false,
             waiting: VecDeque::new(),
@@ -170,9 +173,9 @@ impl<L> Responder<L> {
             op => op,
         };
         match op {
-            Some(Op::NotReady) => self.repeat = Repeat::Untold,
+            Some(Op::NotReady) => {}
             Some(Op::Refuse { .. }) => self.closed = true,
-            _ => self.expected = msn + 1,
+            _ => self.whole = msn + 1,
         }
         if let Some(op) = op {
             self.waiting.push_back((msn, op));
@@ -264,7 +267,7 @@ impl<L> Responder<L> {
 
     /// Through which request everything is carried out.
     fn executed(&self) -> u64 {
-        self.waiting.front().map_or(self.expected, |(msn, _)| *msn) - 1
+        self.waiting.front().map_or(self.whole, |(msn, _)| *msn) - 1
     }
 
     /// The next response to send. An error is the response to send when the memory of a read is gone: the queue pair then goes to
@@ -332,7 +335,7 @@ impl<L> Responder<L> {
         self.busy_at = None;
         self.busy_due = false;
         // Nothing is acknowledged but what was answered or is in `answers`.
-        self.expected = self.answered + 1;
+        self.whole = self.answered + 1;
         if !answer {
             self.answers.clear();
         }

@@ -442,14 +442,16 @@ fn request_out_of_sequence_ends_the_connection() {
 }
 
 #[test]
-fn header_before_the_payload_of_the_last_is_refused() {
+fn response_before_the_payload_of_the_last_frame_is_refused() {
     let mut pair = Pair::new();
     let dst = pair.ends[B].memory.register(16);
     let request = |msn| Request { msn, solicited: false, op: RequestOp::Write { remote: remote(dst, 0), len_bytes: 4 } };
     let now = pair.now;
     let qp = &mut pair.ends[B].qp;
     assert!(matches!(qp.handle_request(now, request(1)), Ok(Intake::Fill(_))));
-    assert_eq!(qp.handle_request(now, request(2)).unwrap_err(), ProtocolError::PayloadDue);
+    assert!(matches!(qp.handle_request(now, request(2)), Ok(Intake::Fill(_))), "a request is taken");
+    let response = Response { msn: 1, op: ResponseOp::Ack };
+    assert_eq!(qp.handle_response(now, response).unwrap_err(), ProtocolError::PayloadDue);
     qp.payload_done(now, Ok(()));
-    assert!(qp.handle_request(now, request(2)).is_ok());
+    assert_eq!(qp.handle_response(now, response).unwrap_err(), ProtocolError::PayloadDue);
 }

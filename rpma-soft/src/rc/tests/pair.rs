@@ -48,8 +48,8 @@ pub(super) struct End {
     /// What is under way to this end.
     pub(super) inbound: VecDeque<u8>,
     decoder: Decoder,
-    sending: Option<Sending>,
-    filling: Option<Filling>,
+    sending: VecDeque<Sending>,
+    filling: VecDeque<Filling>,
     /// Flushes that were started and not ended.
     pub(super) jobs: VecDeque<FlushJob<Lease>>,
     /// What the program polled.
@@ -61,14 +61,22 @@ pub(super) struct End {
 }
 
 struct Sending {
+    is_request: bool,
+    begun: bool,
     bytes: VecDeque<u8>,
     ranges: VecDeque<(Range<Lease>, u32)>,
 }
 
+/// Payload goes there once the headers behind it were looked at.
 struct Filling {
     ranges: Option<VecDeque<(Range<Lease>, u32)>>,
+    data: Vec<u8>,
+    is_whole: bool,
     placed: Result<(), MemoryFault>,
 }
+
+/// How many frames are taken from a queue pair before the first of them is in the stream.
+const FRAMES_AT_ONCE: usize = 3;
 
 pub(super) struct Pair {
     pub(super) ends: [End; 2],
@@ -91,8 +99,8 @@ impl End {
             memory,
             inbound: Preamble::encode().into(),
             decoder: Decoder::new(),
-            sending: None,
-            filling: None,
+            sending: VecDeque::new(),
+            filling: VecDeque::new(),
             jobs: VecDeque::new(),
             polled: Vec::new(),
             frames: Vec::new(),
@@ -167,8 +175,9 @@ impl Pair {
         let room = self.buffer_bytes.saturating_sub(self.ends[1 - i].inbound.len()).min(max);
         let [first, second] = &mut self.ends;
         let (end, other) = if i == A { (first, second) } else { (second, first) };
-        if end.sending.is_none() {
-            let Some(transmit) = end.qp.poll_transmit(self.now) else { return false };
+        end.withdraw();
+        while end.sending.len() < FRAMES_AT_ONCE {
+            let Some(transmit) = end.qp.poll_transmit(self.now) else { break };
             let mut header = [0; MAX_HEADER_BYTES];
             let size = transmit.frame.encode(&mut header).unwrap();
             let mut bytes: VecDeque<u8> = header[..size].to_vec().into();
@@ -185,9 +194,10 @@ impl Pair {
                 }
             };
             assert_eq!(payload, transmit.frame.payload_bytes() as usize);
-            end.sending = Some(Sending { bytes, ranges });
+            let is_request = matches!(transmit.frame, Frame::Request(_));
+            end.sending.push_back(Sending { is_request, begun: false, bytes, ranges });
         }
-        let sending = end.sending.as_mut().unwrap();
+        let Some(sending) = end.sending.front_mut() else { return false };
         let mut left = room;
         while left > 0 {
             if !sending.bytes.is_empty() {
@@ -207,10 +217,11 @@ impl Pair {
             }
         }
         if left < room {
+            sending.begun = true;
             end.qp.note_progress(self.now);
         }
         if sending.bytes.is_empty() && sending.ranges.is_empty() {
-            end.sending = None;
+            end.sending.pop_front();
             end.qp.transmit_done(self.now);
             return true;
         }
@@ -235,14 +246,10 @@ impl Pair {
                 let n = input.len().min(end.decoder.payload_left() as usize);
                 let (data, rest) = input.split_at(n);
                 input = rest;
-                end.fill(data);
                 end.decoder.payload_taken(u32::try_from(n).unwrap());
-                if end.decoder.payload_left() == 0 {
-                    let filling = end.filling.take().unwrap();
-                    let all_used = filling.ranges.is_none_or(|ranges| ranges.is_empty());
-                    assert!(all_used || filling.placed.is_err(), "ranges and payload differ");
-                    end.qp.payload_done(self.now, filling.placed);
-                }
+                let filling = end.filling.back_mut().unwrap();
+                filling.data.extend_from_slice(data);
+                filling.is_whole = end.decoder.payload_left() == 0;
                 continue;
             }
             let frame = match end.decoder.next(&mut input) {
@@ -254,6 +261,9 @@ impl Pair {
                 }
             };
             end.frames.push(frame);
+            if !matches!(frame, Frame::Request(_)) {
+                end.place(self.now);
+            }
             let intake = match frame {
                 Frame::Request(request) => end.qp.handle_request(self.now, request),
                 Frame::Response(response) => end.qp.handle_response(self.now, response),
@@ -268,8 +278,9 @@ impl Pair {
                     return true;
                 }
             };
-            end.filling = Some(Filling { ranges, placed: Ok(()) });
+            end.filling.push_back(Filling { ranges, data: Vec::new(), is_whole: false, placed: Ok(()) });
         }
+        end.place(self.now);
         true
     }
 
@@ -317,8 +328,8 @@ impl Pair {
         self.is_cut = true;
         for end in &mut self.ends {
             end.inbound.clear();
-            end.sending = None;
-            end.filling = None;
+            end.sending.clear();
+            end.filling.clear();
             end.qp.peer_gone(self.now);
             end.poll();
         }
@@ -326,7 +337,7 @@ impl Pair {
 
     /// A's driver drops what it was sending.
     pub(super) fn cut_at_sender(&mut self) {
-        self.ends[A].sending = None;
+        self.ends[A].sending.clear();
     }
 
     /// Everything that was posted is over, and nothing is kept.
@@ -348,13 +359,41 @@ impl Pair {
 }
 
 impl End {
-    fn fill(&mut self, mut data: &[u8]) {
-        let Some(Filling { ranges, placed }) = &mut self.filling else { panic!("payload without a place") };
-        let Some(ranges) = ranges else { return };
-        while !data.is_empty() {
+    /// Puts the payload that is here where it goes, in order, and tells of what is whole. Behind a fault nothing is placed.
+    fn place(&mut self, now: Instant) {
+        let mut fault = Ok(());
+        while let Some(filling) = self.filling.front_mut() {
+            filling.placed = filling.placed.and(fault);
+            filling.fill(&self.memory);
+            fault = filling.placed;
+            if !filling.is_whole {
+                return;
+            }
+            let filling = self.filling.pop_front().unwrap();
+            let all_used = filling.ranges.is_none_or(|ranges| ranges.is_empty());
+            assert!(all_used || filling.placed.is_err(), "ranges and payload differ");
+            self.qp.payload_done(now, filling.placed);
+        }
+    }
+
+    /// In the error state, takes back the requests of which nothing is in the stream.
+    fn withdraw(&mut self) {
+        if self.qp.state() == QpState::Error {
+            let before = self.sending.len();
+            self.sending.retain(|sending| sending.begun || !sending.is_request);
+            self.qp.requests_withdrawn(before - self.sending.len());
+        }
+    }
+}
+
+impl Filling {
+    fn fill(&mut self, memory: &SimMemory) {
+        let data = std::mem::take(&mut self.data);
+        let (mut data, Some(ranges)) = (data.as_slice(), &mut self.ranges) else { return };
+        while !data.is_empty() && self.placed.is_ok() {
             let (range, done) = ranges.front_mut().expect("the ranges are as long as the payload");
             let n = data.len().min((range.len_bytes - *done) as usize);
-            *placed = placed.and(self.memory.write(range.addr + u64::from(*done), &data[..n]));
+            self.placed = memory.write(range.addr + u64::from(*done), &data[..n]);
             data = &data[n..];
             *done += u32::try_from(n).unwrap();
             if *done == range.len_bytes {
