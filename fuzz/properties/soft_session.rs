@@ -84,7 +84,7 @@ impl Memory for Region {
         Ok(())
     }
 
-    fn copy_in(&self, _: &Lease, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
+    fn store_original(&self, _: &Lease, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
         assert!(Self::check(addr, bytes.len() as u64));
         Ok(())
     }

@@ -13,6 +13,8 @@ mod lock;
 mod net;
 mod outgoing;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
@@ -35,8 +37,9 @@ const LINGER: Duration = Duration::from_micros(50);
 
 /// Something with a socket, a deadline, or both.
 pub(crate) trait Source: fmt::Debug + Send + Sync {
-    /// The socket may have something, or room; or somebody asked for another round.
-    fn ready(self: Arc<Self>);
+    /// The socket may have something, or room; or somebody asked for another round. `ends`: the other end sends nothing more, which is
+    /// said once.
+    fn ready(self: Arc<Self>, ends: bool);
     /// A deadline is there.
     fn due(self: Arc<Self>, now: Instant);
     /// One of the above panicked: ends what the source is about.
@@ -175,13 +178,16 @@ impl Driver {
                 if token == Token::WAKE {
                     let _ = rustix::io::read(&self.wake, &mut [0; 8]);
                 } else {
-                    self.call(token, Source::ready);
+                    use epoll::EventFlags as E;
+                    let flags = event.flags;
+                    let ends = flags.intersects(E::RDHUP | E::HUP | E::ERR);
+                    self.call(token, |source| source.ready(ends));
                 }
             }
             // Those that ask again while this runs wait for the next round, behind the sockets.
             let again = std::mem::take(&mut lock(&self.state).again);
             for token in again {
-                self.call(token, Source::ready);
+                self.call(token, |source| source.ready(false));
             }
             let now = Instant::now();
             while let Some(token) = self.due(now) {
@@ -256,7 +262,7 @@ impl Driver {
 }
 
 #[cfg(test)]
-mod tests {
+mod panics {
     use std::sync::mpsc::{Sender, channel};
 
     use super::*;
@@ -276,7 +282,7 @@ mod tests {
     }
 
     impl Source for Told {
-        fn ready(self: Arc<Self>) {
+        fn ready(self: Arc<Self>, _: bool) {
             self.called("ready");
         }
 

@@ -7,15 +7,17 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use super::incoming::Rx;
 use super::net::Socket;
+use super::outgoing::Tx;
 use crate::cm::{Machine, StreamEnd};
 use crate::objects::memory::{DeviceMemory, Lease, Touch};
-use crate::objects::touch::{self, MAX_PIECES, Piece};
+use crate::objects::touch::{self, Piece};
 use crate::rc::{MemoryFault, Range, RcQp};
-use crate::wire::{CmFrame, Decoder, Event, Frame, MAX_HEADER_BYTES, PREAMBLE_BYTES, Preamble};
+use crate::wire::{CmFrame, Event, Frame, MAX_HEADER_BYTES, PREAMBLE_BYTES};
 
-/// Room for headers, and for payload that came in with them.
-const ROOM_BYTES: usize = 32 * 1024;
+/// Room for headers, and for payload that nobody wants.
+pub(super) const ROOM_BYTES: usize = 64 * 1024;
 /// How many system calls one round makes in a direction before others get their turn.
 pub(super) const ROUND: u32 = 64;
 
@@ -41,33 +43,6 @@ pub(crate) enum Moved {
 /// Whose queue pair the stream serves, if it has one.
 pub(crate) type Qp = RcQp<DeviceMemory>;
 
-/// Something waits to be sent that is too large to be copied.
-#[derive(Debug)]
-pub(super) struct Sending {
-    pub(super) ranges: VecDeque<Range<Lease>>,
-    pub(super) inline: Option<(std::sync::Arc<[u8]>, usize)>,
-}
-
-/// Payload is due.
-#[derive(Debug)]
-pub(super) struct Filling {
-    /// Where it goes; what is left of it. Empty if it is thrown away.
-    pub(super) ranges: VecDeque<Range<Lease>>,
-    pub(super) placed: Result<(), MemoryFault>,
-    /// The core was told that it is over, since it needs the memory back.
-    pub(super) told: bool,
-}
-
-/// What is sent.
-#[derive(Debug, Default)]
-pub(super) struct Tx {
-    /// Headers and short payload.
-    pub(super) staged: Vec<u8>,
-    pub(super) sent: usize,
-    pub(super) sending: Option<Sending>,
-    pub(super) frames: VecDeque<CmFrame>,
-}
-
 /// A stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
@@ -76,14 +51,7 @@ pub(crate) struct Stream {
     /// This end connected, from a port that it had to find.
     active: bool,
     pub(super) tx: Tx,
-    pub(super) decoder: Decoder,
-    pub(super) filling: Option<Filling>,
-}
-
-impl Tx {
-    pub(super) fn is_empty(&self) -> bool {
-        self.sent == self.staged.len() && self.sending.is_none()
-    }
+    pub(super) rx: Rx,
 }
 
 impl Stream {
@@ -97,8 +65,7 @@ impl Stream {
 
     /// A stream that somebody connected to us.
     pub(crate) fn accepted(socket: Socket) -> Self {
-        let tx = Tx { staged: Preamble::encode().into(), ..Tx::default() };
-        Self { socket, connected: true, active: false, tx, decoder: Decoder::new(), filling: None }
+        Self { socket, connected: true, active: false, tx: Tx::new(), rx: Rx::new() }
     }
 
     /// Its socket.
@@ -114,30 +81,32 @@ impl Stream {
 
     /// Sends a frame behind what is being sent.
     pub(crate) fn send(&mut self, frame: CmFrame) {
-        self.tx.frames.push_back(frame);
+        self.tx.send(frame);
     }
 
-    /// Whether memory of the queue pair is being sent, so that work cannot complete.
-    pub(crate) fn holds_memory(&self) -> bool {
-        self.tx.sending.is_some()
+    /// The other end has ended the stream, so what was sent before has to be received to its end.
+    pub(crate) fn ends(&mut self) {
+        self.rx.ends();
     }
 
-    /// The queue pair is in the error state: gives back the memory that its requests are to be filled in, and throws away what comes.
+    /// Whether something of the queue pair is being sent without which work cannot complete.
+    pub(crate) fn holds_work(&self) -> bool {
+        self.tx.holds_work()
+    }
+
+    /// The queue pair is in the error state: gives back the memory that its requests are to be filled in and throws away what comes, and
+    /// sends no request of which nothing is sent yet.
     pub(crate) fn give_back(&mut self, qp: &mut Qp, now: Instant) {
-        if let Some(filling) = self.filling.as_mut().filter(|filling| !filling.told) {
-            filling.ranges.clear();
-            filling.told = true;
+        for _ in 0..self.rx.give_back() {
             qp.payload_done(now, Err(MemoryFault));
         }
+        qp.requests_withdrawn(self.tx.withdraw_requests());
     }
 
     /// The queue pair goes away. `Err` if the stream cannot go on without it.
     pub(crate) fn forget_qp(&mut self) -> Result<(), StreamEnd> {
-        if let Some(filling) = &mut self.filling {
-            filling.ranges.clear();
-            filling.told = true;
-        }
-        if self.tx.sending.is_some() { Err(StreamEnd::Closed) } else { Ok(()) }
+        self.rx.give_back();
+        self.tx.forget_qp()
     }
 
     /// Reads until the other end's first frame, for which the rest of this waits. `None`: it is not here yet.
@@ -150,7 +119,7 @@ impl Stream {
                 let Some(bytes) = self.read(&mut room[..size])? else { return Ok(None) };
                 let mut input = &room[..bytes];
                 while !input.is_empty() {
-                    match self.decoder.next(&mut input) {
+                    match self.rx.decoder.next(&mut input) {
                         Ok(Some(Event::Frame(frame))) if input.is_empty() => return Ok(Some(frame)),
                         Ok(Some(Event::Frame(_))) => return Err(StreamEnd::Violation),
                         Ok(_) => {}
@@ -212,8 +181,8 @@ impl Stream {
     }
 }
 
-/// Takes `bytes` bytes from the front of `ranges`.
-pub(super) fn take_front(ranges: &mut VecDeque<Range<Lease>>, bytes: usize) {
+/// Takes up to `bytes` bytes from the front of `ranges`. Returns how many.
+pub(super) fn take_front(ranges: &mut VecDeque<Range<Lease>>, bytes: usize) -> usize {
     let mut left = bytes;
     while let (Some(range), true) = (ranges.front_mut(), left > 0) {
         let taken = left.min(range.len_bytes as usize);
@@ -224,20 +193,32 @@ pub(super) fn take_front(ranges: &mut VecDeque<Range<Lease>>, bytes: usize) {
             ranges.pop_front();
         }
     }
+    bytes - left
 }
 
-/// Sets the memory of `ranges` aside for one system call.
+/// Sets the memory of the first `max` of `ranges` aside for one system call. Returns how much that is.
 pub(super) fn set_aside<'a>(
     ranges: &'a VecDeque<Range<Lease>>,
+    max: usize,
     pieces: &mut Vec<Piece>,
     touched: &mut Vec<Touch<'a>>,
-) -> Result<(), MemoryFault> {
-    for range in ranges.iter().take(MAX_PIECES) {
-        let touch = range.lease.region().touch()?;
-        pieces.push(Piece::registered(&touch, range.addr, range.len_bytes as usize));
-        touched.push(touch);
+) -> Result<usize, MemoryFault> {
+    let mut bytes = 0;
+    for range in ranges.iter().take(max) {
+        let region = range.lease.region();
+        let len_bytes = range.len_bytes as usize;
+        match touched.last() {
+            // Most messages are of one region.
+            Some(touch) if touch.is_of(region) => pieces.push(Piece::registered(touch, range.addr, len_bytes)),
+            _ => {
+                let touch = region.touch()?;
+                pieces.push(Piece::registered(&touch, range.addr, len_bytes));
+                touched.push(touch);
+            }
+        }
+        bytes += len_bytes;
     }
-    Ok(())
+    Ok(bytes)
 }
 
 /// What a receiving system call says.

@@ -179,7 +179,7 @@ pub(super) fn ready(connection: &Arc<Connection>, mut state: MutexGuard<'_, Stat
     connection.let_in(state);
     drop(gone);
     for stranger in new {
-        stranger.ready();
+        stranger.ready(false);
     }
 }
 
@@ -215,7 +215,7 @@ impl Stranger {
 }
 
 impl Source for Stranger {
-    fn ready(self: Arc<Self>) {
+    fn ready(self: Arc<Self>, _: bool) {
         let mut stream = lock(&self.stream);
         let Some(known) = stream.as_mut() else { return };
         let frame = match known.first_frame() {

@@ -55,7 +55,7 @@ pub(crate) struct NewRegion {
 #[derive(Debug, Clone)]
 pub(crate) struct Lease(Arc<Region>);
 
-/// While it lives, the region stays registered: so it is held for one system call or one copy.
+/// While it lives, the region stays registered: so it is held for one system call or one access.
 #[derive(Debug)]
 pub(crate) struct Touch<'a> {
     region: &'a Region,
@@ -133,6 +133,11 @@ impl Touch<'_> {
         addr.wrapping_sub(self.region.iova).wrapping_add(self.region.host)
     }
 
+    /// Whether it is `region` that stays registered.
+    pub(crate) fn is_of(&self, region: &Region) -> bool {
+        std::ptr::eq(self.region, region)
+    }
+
     /// Whether a plain access could raise SIGBUS.
     pub(crate) fn can_fault(&self) -> bool {
         self.region.can_fault
@@ -189,6 +194,12 @@ impl Table {
         (key, region)
     }
 
+    /// Registers memory that is never made durable.
+    #[cfg(test)]
+    pub(crate) fn register_plain(&self, new: NewRegion) -> (u32, Arc<Region>) {
+        self.register(new, Vec::new(), false)
+    }
+
     /// Deregisters. When this returns, nothing of ours touches the memory, and nothing will.
     pub(crate) fn deregister(&self, region: &Region) {
         self.regions.write().unwrap_or_else(PoisonError::into_inner).remove(&region.key);
@@ -235,8 +246,8 @@ impl Memory for DeviceMemory {
         touch::store(&lease.region().touch()?, addr, value)
     }
 
-    fn copy_in(&self, lease: &Lease, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
-        touch::copy_in(&lease.region().touch()?, addr, bytes)
+    fn store_original(&self, lease: &Lease, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
+        touch::store_original(&lease.region().touch()?, addr, bytes)
     }
 }
 
@@ -339,9 +350,7 @@ mod tests {
         assert_eq!(memory.compare_swap(&lease, 0x1008, 5, 9), Ok(5));
         assert_eq!(memory.fetch_add(&lease, 0x1008, 0), Ok(9));
         memory.atomic_write(&lease, 0x1010, *b"12345678").unwrap();
-        memory.copy_in(&lease, 0x1018, b"ab").unwrap();
-        let mut seen = [0; 10];
-        touch::copy_out(&lease.region().touch().unwrap(), 0x1010, &mut seen).unwrap();
-        assert_eq!(&seen, b"12345678ab");
+        memory.store_original(&lease, 0x1018, b"ab").unwrap();
+        assert_eq!(&bytes.0[0x10..0x1A], b"12345678ab");
     }
 }

@@ -104,7 +104,7 @@ impl Connection {
             match &mut state.stream {
                 Some(stream) if in_error => {
                     stream.give_back(&mut qp.core, now);
-                    state.cut_at = stream.holds_memory().then(|| state.cut_at.unwrap_or(now + HALF_SENT_LIMIT));
+                    state.cut_at = stream.holds_work().then(|| state.cut_at.unwrap_or(now + HALF_SENT_LIMIT));
                 }
                 None if in_error && !qp.told_gone => {
                     qp.told_gone = true;
@@ -199,10 +199,13 @@ impl Connection {
 }
 
 impl Source for Connection {
-    fn ready(self: Arc<Self>) {
+    fn ready(self: Arc<Self>, ends: bool) {
         let mut state = self.state();
         if state.listener.is_some() {
             return super::listener::ready(&self, state);
+        }
+        if let (Some(stream), true) = (&mut state.stream, ends) {
+            stream.ends();
         }
         self.run(&mut state);
     }

@@ -1,4 +1,4 @@
-//! The only code that touches registered memory: copies, atomics, write-back, and system calls that are given its addresses.
+//! The only code that touches registered memory: accesses to 8 bytes, write-back, and system calls that are given its addresses.
 //!
 //! A program or a peer may write the memory at any time, so there is no reference into it anywhere. Memory of a file can go away under
 //! its mapping, and a plain load then raises SIGBUS: such memory is reached by system calls, which answer EFAULT.
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use super::memory::Touch;
 use crate::rc::MemoryFault;
 
-/// The most pieces that one system call moves: `IOV_MAX` is 1024, and more than a few bring nothing.
-pub(crate) const MAX_PIECES: usize = 32;
+/// The most pieces that one system call moves: some hundred short messages. `IOV_MAX` is 1024.
+pub(crate) const MAX_PIECES: usize = 256;
 
 /// A piece of memory for a system call, set aside by a [`Touch`] that outlives the call.
 #[derive(Clone, Copy)]
@@ -61,10 +61,29 @@ fn result(rc: isize) -> io::Result<usize> {
 ///
 /// What the pieces were made from is set aside still, and the room of ours is borrowed by nobody else.
 pub(crate) unsafe fn receive(socket: BorrowedFd<'_>, pieces: &[Piece]) -> io::Result<usize> {
+    // SAFETY: the contract of this function.
+    unsafe { receive_with(socket, pieces, libc::MSG_DONTWAIT) }
+}
+
+/// As [`receive`], and leaves in the socket what it copies.
+///
+/// # Safety
+///
+/// As for [`receive`].
+pub(crate) unsafe fn peek(socket: BorrowedFd<'_>, pieces: &[Piece]) -> io::Result<usize> {
+    // SAFETY: the contract of this function.
+    unsafe { receive_with(socket, pieces, libc::MSG_DONTWAIT | libc::MSG_PEEK) }
+}
+
+/// # Safety
+///
+/// As for [`receive`].
+unsafe fn receive_with(socket: BorrowedFd<'_>, pieces: &[Piece], flags: c_int) -> io::Result<usize> {
     let mut message = message(pieces);
+    calls::count();
     // SAFETY: an open descriptor; the kernel checks each address, and each is memory that may be written: registered, or ours (contract
     // above). A caller that wants to read registered memory only is given no right to fill it by the table of keys.
-    result(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) })
+    result(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })
 }
 
 /// Sends `pieces`, without waiting: `sendmsg(2)`.
@@ -74,29 +93,23 @@ pub(crate) unsafe fn receive(socket: BorrowedFd<'_>, pieces: &[Piece]) -> io::Re
 /// What the pieces were made from is set aside or borrowed still.
 pub(crate) unsafe fn send(socket: BorrowedFd<'_>, pieces: &[Piece]) -> io::Result<usize> {
     let message = message(pieces);
+    calls::count();
     // SAFETY: an open descriptor; the kernel checks each address, and only reads. A process that did not ask for SIGPIPE gets none.
     result(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) })
 }
 
-/// Copies `bytes` to `addr`.
-pub(crate) fn copy_in(touch: &Touch<'_>, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
+/// Stores at `addr` what an atomic operation found, or the part of it that goes there: 8 bytes at most, which came in a header. Payload is
+/// moved by system calls alone, between the socket and where it belongs.
+pub(super) fn store_original(touch: &Touch<'_>, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
+    if bytes.len() > 8 {
+        return Err(MemoryFault);
+    }
     let to = pointer(touch, addr);
     if touch.can_fault() {
         return cross(to, bytes.as_ptr().cast_mut(), bytes.len(), libc::SYS_process_vm_writev);
     }
     // SAFETY: `to` is registered and set aside, and cannot fault (its mapping has no file); `bytes` is ours.
     unsafe { copy(to, bytes.as_ptr(), bytes.len()) };
-    Ok(())
-}
-
-/// Copies from `addr` to `bytes`.
-pub(crate) fn copy_out(touch: &Touch<'_>, addr: u64, bytes: &mut [u8]) -> Result<(), MemoryFault> {
-    let from = pointer(touch, addr);
-    if touch.can_fault() {
-        return cross(from, bytes.as_mut_ptr(), bytes.len(), libc::SYS_process_vm_readv);
-    }
-    // SAFETY: as in `copy_in`, the other way.
-    unsafe { copy(bytes.as_mut_ptr(), from, bytes.len()) };
     Ok(())
 }
 
@@ -212,4 +225,27 @@ pub(crate) fn write_back(_touch: &Touch<'_>, host: u64, len_bytes: u64) {
     }
     // `clflush` is ordered with stores; the fence keeps what follows behind it.
     fence(Ordering::SeqCst);
+}
+
+/// How many system calls moved data, for tests to see.
+pub(crate) mod calls {
+    #[cfg(test)]
+    use std::cell::Cell;
+
+    #[cfg(test)]
+    thread_local! {
+        static MADE: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// Counts one.
+    pub(super) fn count() {
+        #[cfg(test)]
+        MADE.set(MADE.get() + 1);
+    }
+
+    /// How many this thread has made since it was asked last.
+    #[cfg(test)]
+    pub(crate) fn made() -> u64 {
+        MADE.take()
+    }
 }

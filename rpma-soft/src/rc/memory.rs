@@ -122,12 +122,12 @@ pub trait Memory {
     /// [`MemoryFault`].
     fn atomic_write(&self, lease: &Self::Lease, addr: u64, value: [u8; 8]) -> Result<(), MemoryFault>;
 
-    /// Copies `bytes` to `addr` within the lease: the result of an atomic operation.
+    /// Stores `bytes` at `addr` within the lease: the value that an atomic operation found, 8 bytes, or a part of it.
     ///
     /// # Errors
     ///
     /// [`MemoryFault`].
-    fn copy_in(&self, lease: &Self::Lease, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault>;
+    fn store_original(&self, lease: &Self::Lease, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault>;
 }
 
 /// A piece of registered memory that the driver reads or fills.

@@ -23,7 +23,8 @@
 //!
 //! # Order
 //!
-//! - Requests are carried out in the order posted. The payload of a message is in place before anything behind it is looked at.
+//! - Requests are carried out in the order posted. The payload of a message is in place before anything behind it is
+//!   carried out.
 //! - A persistent flush runs outside, and may take long. Behind it, data of sends and writes is placed meanwhile, but nothing becomes
 //!   known: receives complete, and atomics and atomic writes happen, when the flush is done. (The standard demands that for atomic
 //!   write only; soft-RoCE flushes on the spot, so programs are used to it.)

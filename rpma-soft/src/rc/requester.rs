@@ -393,7 +393,7 @@ fn place_original<M: Memory>(memory: &M, pd: PdNumber, wqe: &Wqe, original: u64)
     let mut rest = &bytes[..];
     for Range { lease, addr, len_bytes } in lease_list(memory, pd, wqe.sges(), wqe.len_bytes, Access::LOCAL_WRITE).ok()? {
         let (here, further) = rest.split_at_checked(len_bytes as usize)?;
-        memory.copy_in(&lease, addr, here).ok()?;
+        memory.store_original(&lease, addr, here).ok()?;
         rest = further;
     }
     Some(())

@@ -2,6 +2,9 @@
 
 use super::{Frame, FrameError, MAX_HEADER_BYTES, PREAMBLE_BYTES, Preamble};
 
+/// The size of the shortest header that payload follows (a send's).
+const MIN_HEADER_BYTES_BEFORE_PAYLOAD: usize = 16;
+
 /// What the decoder found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "one lives on the stack at a time, and a box would be an allocation per frame")]
@@ -15,8 +18,8 @@ pub enum Event {
 /// Decodes one direction of a stream from whatever pieces it arrives in. It holds less than one header.
 ///
 /// After a header with a payload the decoder takes nothing until it was told, with [`payload_taken`](Self::payload_taken), that the
-/// payload is off the stream. What was read from the socket behind the header is the payload's beginning; the rest can be read from
-/// the socket straight to where it belongs.
+/// payload is off the stream, or that the next bytes are from behind it. So that none of it is read with headers, a driver looks at what is
+/// in the socket, or reads no more than [`header_due`](Self::header_due).
 ///
 /// The first error is final: there is no way to find the next header.
 #[derive(Debug, Clone)]
@@ -60,6 +63,18 @@ impl Decoder {
                 self.state = State::Failed(error);
                 Err(error)
             }
+        }
+    }
+
+    /// How many bytes are header for certain, whatever they are: payload begins behind them at the earliest. 0 if payload is due, or
+    /// nothing can be understood any more.
+    #[must_use]
+    pub fn header_due(&self) -> usize {
+        match self.state {
+            State::Preamble => PREAMBLE_BYTES - self.have,
+            State::Header if self.have == 0 => MIN_HEADER_BYTES_BEFORE_PAYLOAD,
+            State::Header => Frame::header_bytes_of(self.partial[0]).map_or(0, |size| size - self.have),
+            State::Payload { .. } | State::Failed(_) => 0,
         }
     }
 

@@ -234,6 +234,34 @@ fn payload_does_not_go_through_the_decoder() {
 }
 
 #[test]
+fn bytes_that_are_header_for_certain_end_where_payload_may_begin() {
+    let sends = [
+        request(RequestOp::Send { len_bytes: 3 }),
+        request(RequestOp::SendImm { len_bytes: 3, imm: [0; 4] }),
+        request(RequestOp::Write { remote: Remote { addr: 0, rkey: 0 }, len_bytes: 3 }),
+        request(RequestOp::WriteImm { remote: Remote { addr: 0, rkey: 0 }, len_bytes: 3, imm: [0; 4] }),
+        Frame::Response(Response { msn: 1, op: ResponseOp::Read { len_bytes: 3 } }),
+    ];
+    for frame in sends {
+        let mut decoder = Decoder::new();
+        let stream = [Preamble::encode().to_vec(), encode(frame)].concat();
+        let mut left = stream.as_slice();
+        while decoder.payload_left() == 0 {
+            let due = decoder.header_due();
+            assert!(due > 0 && due <= left.len(), "{frame:?}: {due} of {}", left.len());
+            // In any pieces.
+            for size in [1, due - 1] {
+                let (mut piece, rest) = left.split_at(size);
+                left = rest;
+                decoder.next(&mut piece).unwrap();
+                assert!(piece.is_empty());
+            }
+        }
+        assert_eq!((left.len(), decoder.header_due()), (0, 0), "{frame:?}");
+    }
+}
+
+#[test]
 fn rnr_timers_are_those_of_the_standard() {
     let micros = |code| RnrTimer::from_code(code).unwrap().duration().as_micros();
     assert_eq!((micros(0), micros(1), micros(12), micros(31)), (655_360, 10, 640, 491_520));

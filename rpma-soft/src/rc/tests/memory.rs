@@ -161,7 +161,7 @@ impl Memory for SimMemory {
         self.write(addr, &value)
     }
 
-    fn copy_in(&self, _: &Lease, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
+    fn store_original(&self, _: &Lease, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
         self.write(addr, bytes)
     }
 }
