@@ -177,8 +177,7 @@ impl Session {
             0xF9..=0xFC => {
                 self.now += [Duration::from_micros(10), Duration::from_millis(60), Duration::from_secs(1), Duration::ZERO]
                     [usize::from(byte - 0xF9)];
-                self.qp.handle_timeout(self.now);
-                true
+                self.qp.handle_timeout(self.now).is_ok()
             }
             0xFD => {
                 // The program polls late.

@@ -19,10 +19,10 @@ pub struct SoftConfig {
     /// How long the other end's program may take to answer a request, an accept or a disconnect.
     pub answer_after: Duration,
     /// How long a peer may make no progress at all, per retry of the connection's retry count and one more: the acknowledge time-out.
-    /// Work whose connection is gone fails after that too, whether or not the program reads the event that tells of the end.
+    /// With work outstanding the connection is over then: DISCONNECTED, and the work fails. Work whose connection is gone already fails
+    /// after that too, whether or not the program reads the event that tells of the end.
     pub ack_timeout: Duration,
-    /// How long the peer's machine may show no sign of life before the connection counts as over: DISCONNECTED, with work outstanding or
-    /// without. TCP asks for one four times in that time, in whole seconds. 2 s are the least; if the acknowledge time-out times the
+    /// How long the peer's machine may show no sign of life before the connection counts as over without work outstanding: DISCONNECTED. TCP asks for one four times in that time, in whole seconds. 2 s are the least; if the acknowledge time-out times the
     /// tries is longer, that counts. A peer whose program is stopped, and whose machine is not, is alive.
     pub vanished_after: Duration,
     /// How long after a connection's end the event `TIMEWAIT_EXIT` comes.

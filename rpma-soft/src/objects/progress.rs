@@ -131,6 +131,12 @@ impl Connection {
                 }
             }
         }
+        again | self.settle_cm(state)
+    }
+
+    /// Hands out what came out of the connection manager. Returns whether there is something to send.
+    fn settle_cm(&self, state: &mut State) -> bool {
+        let mut again = false;
         while let Some(output) = state.cm.poll() {
             match output {
                 Output::Send(frame) => {
@@ -168,6 +174,18 @@ impl Connection {
             });
         });
         persist(job).is_ok()
+    }
+
+    /// Work was outstanding for the retry time, in vain. The program is told of the end, and then the work fails.
+    fn peer_vanished(&self, state: &mut State, now: Instant) {
+        if state.stream.is_some() {
+            log::info!("the other end has made no progress for the retry time");
+            self.end_stream(state, StreamEnd::Unreachable);
+        }
+        self.settle_cm(state);
+        if let Some(qp) = &mut state.qp {
+            qp.core.peer_gone(now);
+        }
     }
 
     /// Ends the stream if the other end's machine has been silent for too long, and looks again when it could be.
@@ -217,14 +235,14 @@ impl Source for Connection {
             return super::listener::ready(&self, state);
         }
         self.guarded(&mut state, |state| {
-            self.look(state, now);
             self.knock_again(state, now);
             // What is here already is no silence.
             self.rounds(state);
             state.cm.handle_timeout(now);
-            if let Some(qp) = &mut state.qp {
-                qp.core.handle_timeout(now);
+            if state.qp.as_mut().is_some_and(|qp| qp.core.handle_timeout(now).is_err()) {
+                self.peer_vanished(state, now);
             }
+            self.look(state, now);
             if state.cut_at.is_some_and(|at| at <= now) {
                 state.cut_at = None;
                 self.end_stream(state, StreamEnd::Closed);

@@ -62,5 +62,5 @@ pub use memory::{Access, Claim, Denied, Extent, Key, Memory, MemoryFault, PdNumb
 pub use qp::RcQp;
 pub use receive::SharedReceives;
 pub use state::{QpCapacity, QpConfig, QpState, RequesterConfig, ResponderConfig, TransitionError};
-pub use transmit::{FlushJob, Intake, Payload, ProtocolError, Transmit};
+pub use transmit::{FlushJob, Intake, Payload, PeerVanished, ProtocolError, Transmit};
 pub use work::{Data, PostError, PostListError, RecvWr, SendFlags, SendOp, SendWr, Sge};

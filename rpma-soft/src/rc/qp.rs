@@ -9,7 +9,7 @@ use super::memory::{Access, Memory, MemoryFault};
 use super::receive::{Receives, SharedReceives};
 use super::requester::{Answered, Requester};
 use super::responder::{Admitted, Arrival, Refused, Responder, event_of};
-use super::transmit::{FlushJob, Intake, Payload, ProtocolError, Transmit};
+use super::transmit::{FlushJob, Intake, Payload, PeerVanished, ProtocolError, Transmit};
 use super::{
     PostError, PostListError, QpConfig, QpEvent, QpState, RecvWr, RequesterConfig, ResponderConfig, SendWr, TransitionError,
     WcStatus,
@@ -465,11 +465,14 @@ impl<M: Memory> RcQp<M> {
 
     /// Does what is due. What is readable on the stream should be handled first, or a process that slept takes its own silence for the
     /// peer's.
-    pub fn handle_timeout(&mut self, now: Instant) {
+    ///
+    /// # Errors
+    ///
+    /// [`PeerVanished`]: the retry time is over, and nothing else has changed. The driver ends the stream, tells the program, and then calls
+    /// [`peer_gone`](Self::peer_gone), so that the program learns of the end before its work fails.
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), PeerVanished> {
         self.responder.handle_timeout(now);
-        if self.state == QpState::ReadyToSend && self.requester.handle_timeout(now) {
-            self.enter_error(Some(WcStatus::RetryExceeded), false);
-        }
+        if self.state == QpState::ReadyToSend && self.requester.handle_timeout(now) { Err(PeerVanished) } else { Ok(()) }
     }
 
     // ---- inside ----

@@ -49,6 +49,11 @@ pub struct FlushJob<L> {
     pub placement: Placement,
 }
 
+/// The peer has made no progress with what is outstanding for the retry time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the peer has made no progress for the retry time")]
+pub struct PeerVanished;
+
 /// The peer broke the protocol: the queue pair is in the error state, and the connection is to be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -8,12 +8,14 @@
 
 pub(crate) mod raw;
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rpma_soft::wire::{Accept, CmFrame, Frame, MAX_HEADER_BYTES, PREAMBLE_BYTES, Preamble, PrivateData};
 use rpma_soft::{Soft, SoftConfig};
 use rpma_sys::bindings::*;
 use rpma_sys::owned::{
@@ -60,6 +62,11 @@ pub(crate) fn local() -> SocketAddr {
 pub(crate) fn wait(fd: &impl AsFd, what: &str) {
     let limit = Timespec::try_from(LIMIT).unwrap();
     assert!(poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&limit)).unwrap() > 0, "no {what}");
+}
+
+/// Whether `fd` has something to read now.
+pub(crate) fn is_readable(fd: &impl AsFd) -> bool {
+    poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
 }
 
 /// The next event of the connection manager.
@@ -211,6 +218,41 @@ impl End {
         let request = QpRequest { cap, native_flush: false, native_atomic_write: false };
         let qp = Qp::create(&Arc::new(id), &device.pd, &send_cq, &recv_cq, srq.as_ref(), request).unwrap();
         Self { channel, qp, send_cq, recv_cq }
+    }
+
+    /// Connected to a peer that is no program of ours: it accepts, and says and reads nothing more.
+    pub(crate) fn accepted_by_a_stranger(
+        device: &Device,
+        asked: ConnParam<'_>,
+        initiator_depth: u8,
+        responder_resources: u8,
+    ) -> (Self, TcpStream) {
+        let peer = TcpListener::bind(local()).unwrap();
+        let channel = EventChannel::create(&device.provider).unwrap();
+        let id = CmId::create(&channel).unwrap();
+        id.resolve_addr(peer.local_addr().unwrap(), LIMIT).unwrap();
+        assert_eq!(event(&channel).kind, CmEventKind::AddrResolved);
+        id.resolve_route(LIMIT).unwrap();
+        assert_eq!(event(&channel).kind, CmEventKind::RouteResolved);
+        let client = Self::make(device, id, channel, Parts::new(device));
+        client.qp.id().connect(asked).unwrap();
+        let (mut stream, _) = peer.accept().unwrap();
+        let mut preamble = [0; PREAMBLE_BYTES];
+        stream.read_exact(&mut preamble).unwrap();
+        let accept = Accept {
+            qp_num: 3,
+            responder_resources,
+            initiator_depth,
+            flow_control: true,
+            rnr_retry_count: 7,
+            srq: false,
+            private_data: PrivateData::default(),
+        };
+        let mut header = [0; MAX_HEADER_BYTES];
+        let len = Frame::Cm(CmFrame::Accept(accept)).encode(&mut header).unwrap();
+        stream.write_all(&[&Preamble::encode(), &header[..len]].concat()).unwrap();
+        assert_eq!(event(&client.channel).kind, CmEventKind::Established);
+        (client, stream)
     }
 
     pub(crate) fn send(&self, wr_id: u64, bytes: &[u8]) {

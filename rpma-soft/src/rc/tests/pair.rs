@@ -316,7 +316,7 @@ impl Pair {
         while let Some(next) = self.ends.iter().filter_map(|end| end.qp.next_timeout()).min().filter(|next| *next <= end) {
             self.now = self.now.max(next);
             for end in &mut self.ends {
-                end.qp.handle_timeout(self.now);
+                end.handle_timeout(self.now);
             }
             self.run();
         }
@@ -359,6 +359,15 @@ impl Pair {
 }
 
 impl End {
+    /// Does what is due. If the peer has vanished, drops what is under way, as a driver does.
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        if self.qp.handle_timeout(now).is_err() {
+            self.sending.clear();
+            self.filling.clear();
+            self.qp.peer_gone(now);
+        }
+    }
+
     /// Puts the payload that is here where it goes, in order, and tells of what is whole. Behind a fault nothing is placed.
     fn place(&mut self, now: Instant) {
         let mut fault = Ok(());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::pair::{A, B, Pair, RETRY_TIME, RNR_TIME, Setup, inline, local, remote};
-use crate::rc::{Data, ProtocolError, QpState, SendOp, WcStatus};
+use crate::rc::{Data, PeerVanished, ProtocolError, QpState, SendOp, WcStatus};
 use crate::wire::{Frame, Nak, Request, RequestOp, Response, ResponseOp};
 
 use WcStatus::{RetryExceeded, RnrRetryExceeded, Success, WrFlush};
@@ -175,9 +175,12 @@ fn silent_peer_is_given_up_after_the_retry_time() {
     // B's process does not run.
     let due = pair.ends[A].qp.next_timeout().unwrap();
     assert_eq!(due, pair.now + RETRY_TIME);
-    pair.ends[A].qp.handle_timeout(due - Duration::from_nanos(1));
-    assert_eq!(pair.ends[A].take(), []);
-    pair.ends[A].qp.handle_timeout(due);
+    let qp = &mut pair.ends[A].qp;
+    assert_eq!(qp.handle_timeout(due - Duration::from_nanos(1)), Ok(()));
+    // The program is told of the end first.
+    assert_eq!(qp.handle_timeout(due), Err(PeerVanished));
+    assert_eq!((qp.state(), qp.poll_completion()), (QpState::ReadyToSend, None));
+    qp.peer_gone(due);
     assert_eq!(pair.ends[A].take(), [(1, RetryExceeded), (2, WrFlush), (3, WrFlush)]);
     assert_eq!(pair.ends[A].qp.next_timeout(), None);
 }
@@ -189,11 +192,10 @@ fn stream_that_stands_still_in_the_middle_of_a_message_is_given_up() {
     pair.ends[A].post(1, SendOp::Write { remote: remote(dst, 0) }, local(src, 0, 1000));
     pair.send(A, 500);
     let due = pair.ends[A].qp.next_timeout().unwrap();
-    pair.ends[A].qp.handle_timeout(due);
-    assert_eq!(pair.ends[A].qp.state(), QpState::Error);
-    assert_eq!(pair.ends[A].take(), [], "its memory is still being sent");
-    pair.cut();
+    assert_eq!(pair.ends[A].take(), []);
+    pair.ends[A].handle_timeout(due);
     assert_eq!(pair.ends[A].take(), [(1, RetryExceeded)]);
+    pair.cut();
     pair.assert_empty();
 }
 
@@ -206,7 +208,7 @@ fn long_message_is_no_silence() {
         pair.send(A, 50);
         pair.receive(B, 50);
         pair.now += RETRY_TIME / 2;
-        pair.ends[A].qp.handle_timeout(pair.now);
+        pair.ends[A].handle_timeout(pair.now);
     }
     pair.run();
     assert_eq!(pair.ends[A].take(), [(1, Success)]);
@@ -266,7 +268,7 @@ fn end_stream(pair: &mut Pair) {
 /// Time passes, and A's driver does what is due.
 fn pass_alone(pair: &mut Pair, time: Duration) {
     pair.now += time;
-    pair.ends[A].qp.handle_timeout(pair.now);
+    pair.ends[A].handle_timeout(pair.now);
     pair.ends[A].qp.transmit_to_nobody(pair.now);
 }
 

@@ -145,7 +145,7 @@ impl Run {
             Step::Time { micros } => {
                 pair.now += Duration::from_micros(micros.into());
                 for end in &mut pair.ends {
-                    end.qp.handle_timeout(pair.now);
+                    end.handle_timeout(pair.now);
                 }
             }
             Step::Corrupt { end, at, flip } => {

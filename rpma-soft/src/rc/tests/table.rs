@@ -109,10 +109,7 @@ const EVENTS: [(&str, Do); 19] = [
     ("response: acknowledgement", |c| response(c, ResponseOp::Ack)),
     ("response: remote access error", |c| response(c, ResponseOp::Nak(Nak::RemoteAccess))),
     ("response: to nothing", |c| intake(c.qp.handle_response(c.now, Response { msn: 9, op: ResponseOp::Ack }))),
-    ("retry time over", |c| {
-        c.qp.handle_timeout(c.now + RETRY_TIME);
-        "ok".into()
-    }),
+    ("retry time over", |c| c.qp.handle_timeout(c.now + RETRY_TIME).map_or_else(|e| format!("tells: {e}"), |()| "ok".into())),
     ("peer gone", |c| {
         c.qp.peer_gone(c.now);
         "ok".into()
