@@ -283,6 +283,7 @@ impl Machine {
             },
             // Their identifier went away before our answer, or before it saw it.
             State::Requested(_) => self.refused(silent(reason::TIMEOUT)),
+            State::Accepted if end == StreamEnd::Unreachable => self.unreachable(),
             State::Accepted => self.refused(silent(reason::CONSUMER_DEFINED)),
             // The program is told of the answer first, and of the end when it has seen it.
             State::Answered => {

@@ -145,6 +145,10 @@ const INPUTS: &[Input] = &[
         cm.stream_ended(now, StreamEnd::Refused);
         true
     }),
+    ("vanished", |cm, now| {
+        cm.stream_ended(now, StreamEnd::Unreachable);
+        true
+    }),
     ("timeout", |cm, now| {
         cm.handle_timeout(now + Duration::from_secs(61));
         true
