@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
 
 use rpma_sys::bindings::*;
 
@@ -107,6 +108,24 @@ unsafe fn send_wr(wr: &ibv_send_wr, max_inline: u32) -> Result<SendWr, PostError
     Ok(SendWr { wr_id: wr.wr_id, op, data, flags: flags_of(wr.send_flags) })
 }
 
+/// What a call answers whose posting ended so: nothing panicked, there is a queue pair, and every request of the list was taken.
+///
+/// # Safety
+///
+/// `bad_wr` is a place for a request.
+pub(super) unsafe fn answer<W>(posted: thread::Result<Option<Result<(), (*mut W, c_int)>>>, bad_wr: *mut *mut W) -> c_int {
+    match posted {
+        Ok(Some(Ok(()))) => 0,
+        Ok(Some(Err((bad, errno)))) => {
+            // SAFETY: the contract of this function.
+            unsafe { bad_wr.write(bad) };
+            errno
+        }
+        Ok(None) => libc::EINVAL,
+        Err(_) => libc::EFAULT,
+    }
+}
+
 pub(crate) unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
     let posted = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: live (contract of the call).
@@ -127,16 +146,8 @@ pub(crate) unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr,
             Ok(())
         })
     }));
-    match posted {
-        Ok(Some(Ok(()))) => 0,
-        Ok(Some(Err((bad, errno)))) => {
-            // SAFETY: a place for the result (contract of the call).
-            unsafe { bad_wr.write(bad) };
-            errno
-        }
-        Ok(None) => libc::EINVAL,
-        Err(_) => libc::EFAULT,
-    }
+    // SAFETY: a place for the result (contract of the call).
+    unsafe { answer(posted, bad_wr) }
 }
 
 /// Posts a list of receives, up to the first that is not taken: which one that is, and why.
@@ -169,14 +180,6 @@ pub(crate) unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr,
             unsafe { post_list(wr, |wr| slot.core.post_recv(wr)) }
         })
     }));
-    match posted {
-        Ok(Some(Ok(()))) => 0,
-        Ok(Some(Err((bad, errno)))) => {
-            // SAFETY: a place for the result (contract of the call).
-            unsafe { bad_wr.write(bad) };
-            errno
-        }
-        Ok(None) => libc::EINVAL,
-        Err(_) => libc::EFAULT,
-    }
+    // SAFETY: a place for the result (contract of the call).
+    unsafe { answer(posted, bad_wr) }
 }

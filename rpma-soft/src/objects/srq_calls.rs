@@ -13,7 +13,7 @@ use super::acks::Place;
 use super::connection::invalid;
 use super::device::{Device, limit};
 use super::mr::of_pd;
-use super::post::post_list;
+use super::post::{answer, post_list};
 use super::srq::Srq;
 
 /// A shared receive queue.
@@ -124,15 +124,8 @@ pub(crate) unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_re
         // SAFETY: live (contract of the call).
         let shared = unsafe { of_srq(srq) };
         // SAFETY: a list of the program's, which it does not change during the call.
-        unsafe { post_list(wr, |wr| shared.post(wr)) }
+        Some(unsafe { post_list(wr, |wr| shared.post(wr)) })
     }));
-    match posted {
-        Ok(Ok(())) => 0,
-        Ok(Err((bad, errno))) => {
-            // SAFETY: a place for the result (contract of the call).
-            unsafe { bad_wr.write(bad) };
-            errno
-        }
-        Err(_) => libc::EFAULT,
-    }
+    // SAFETY: a place for the result (contract of the call).
+    unsafe { answer(posted, bad_wr) }
 }
