@@ -39,9 +39,13 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls,
 /// connections take no thread more than one does.
 ///
 /// A listener holds one descriptor, and one for each who connected to it and is no connection of the program's yet: at most 256 who have not
-/// said what they want (5 s each, and the oldest goes after 0.5 s if others wait), 256 requests beyond the backlog, and the backlog (of
+/// said what they want (5 s each, and the oldest makes room for the next), 256 requests beyond the backlog, and the backlog (of
 /// `rdma_listen(3)`, 1024 at most and by default), 1536 in all. Whoever lets strangers connect keeps `ulimit -n` above that for each listener.
 /// Out of descriptors, a listener leaves them in the kernel's queue and tries again every 100 ms.
+///
+/// A client's request is sent as soon as its stream is connected, so that strangers who say nothing, or half of something, make room for each
+/// other and not for it. One that is so slow that 256 others come meanwhile, or that finds 256 requests beyond the backlog, is rejected with
+/// the reason 3, no resources available, and may ask again.
 ///
 /// # Durability
 ///

@@ -2,6 +2,9 @@
 //! at a message that is written deep inside, while a connection is handled.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/stranger.rs"]
+mod stranger;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,12 +13,13 @@ use std::time::{Duration, Instant};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use rpma_soft::Soft;
-use rpma_soft::wire::{Accept, CmFrame, ConnectRequest, Decoder, Event, Frame, MAX_HEADER_BYTES, Preamble, PrivateData};
+use rpma_soft::wire::CmFrame;
 use rpma_sys::ProviderRef;
 use rpma_sys::bindings::*;
 use rpma_sys::owned::{
     CmEvent, CmEventKind, CmId, ConnParam, Context, Cq, EventChannel, Pd, Qp, QpCap, QpRequest, SendOp, SendOptions,
 };
+use stranger::{accepted, ask, send};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -93,47 +97,6 @@ impl End {
     }
 }
 
-/// A peer that is no program of ours, connected and established.
-fn stranger(to: SocketAddr) -> TcpStream {
-    let mut stream = TcpStream::connect(to).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let request = ConnectRequest {
-        qp_num: 0x33,
-        responder_resources: 1,
-        initiator_depth: 1,
-        flow_control: true,
-        retry_count: 7,
-        rnr_retry_count: 7,
-        srq: false,
-        source: stream.local_addr().unwrap(),
-        destination: to,
-        private_data: PrivateData::new(b"stranger").unwrap(),
-    };
-    stream.write_all(&Preamble::encode()).unwrap();
-    send(&mut stream, CmFrame::ConnectRequest(request));
-    stream
-}
-
-fn send(stream: &mut TcpStream, frame: CmFrame) {
-    let mut header = [0; MAX_HEADER_BYTES];
-    let size = Frame::Cm(frame).encode(&mut header).unwrap();
-    stream.write_all(&header[..size]).unwrap();
-}
-
-/// Reads up to the answer.
-fn accepted(stream: &mut TcpStream) -> Accept {
-    let mut decoder = Decoder::new();
-    loop {
-        let mut byte = [0];
-        stream.read_exact(&mut byte).unwrap();
-        match decoder.next(&mut &byte[..]).unwrap() {
-            Some(Event::Frame(Frame::Cm(CmFrame::Accept(accept)))) => return accept,
-            Some(Event::Preamble(_)) | None => {}
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
 /// Both ends of a connection on which nothing goes wrong.
 struct Good {
     client: End,
@@ -186,7 +149,7 @@ impl Scene {
 
     /// An end with the receives 10 and 11 posted, and its peer, whose stream is damaged just now.
     fn struck(&self, cqe: i32) -> (End, TcpStream) {
-        let mut stranger = stranger(self.addr);
+        let mut stranger = ask(self.addr);
         let struck = End::requested(&self.context, &self.listening, &self.provider, cqe);
         struck.qp.post_recv(&[], 10).unwrap();
         struck.qp.post_recv(&[], 11).unwrap();

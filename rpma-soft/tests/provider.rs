@@ -118,17 +118,6 @@ fn server_that_speaks_another_protocol_is_told_as_a_refusal() {
 }
 
 #[test]
-fn strangers_who_say_nothing_do_not_keep_clients_out() {
-    let provider = Soft::open().unwrap();
-    let (channel, _id, addr) = listener(&provider);
-    let strangers: Vec<_> = (0..300).map(|_| TcpStream::connect(addr).unwrap()).collect();
-    let (_client_channel, _client) = asking(&provider, addr);
-    let told = event(&channel);
-    assert_eq!((told.kind, &told.private_data[..6], told.private_data.len()), (CmEventKind::ConnectRequest, &b"hello\0"[..], 56));
-    drop(strangers);
-}
-
-#[test]
 fn stranger_who_says_something_else_is_cut_and_the_listener_goes_on() {
     let provider = quick();
     let (channel, _id, addr) = listener(&provider);

@@ -7,13 +7,15 @@ use super::event::{Event, Kind, StreamEnd, Voice};
 use crate::wire::{Accept, CmFrame, ConnectRequest, PrivateData, Reject};
 
 /// Reasons of a refusal: IBTA volume 1, table 109.
-mod reason {
+pub(crate) mod reason {
+    /// There is no room for one more.
+    pub(crate) const NO_RESOURCES: u16 = 3;
     /// The other end did not go on with the handshake.
-    pub(super) const TIMEOUT: u16 = 4;
+    pub(crate) const TIMEOUT: u16 = 4;
     /// Nobody listens.
-    pub(super) const INVALID_SERVICE_ID: u16 = 8;
+    pub(crate) const INVALID_SERVICE_ID: u16 = 8;
     /// The program said so.
-    pub(super) const CONSUMER_DEFINED: u16 = 28;
+    pub(crate) const CONSUMER_DEFINED: u16 = 28;
 }
 
 /// How long things may take.

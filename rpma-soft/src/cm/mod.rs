@@ -11,4 +11,4 @@ mod machine;
 mod tests;
 
 pub(crate) use event::{Event, Kind, StreamEnd, Voice};
-pub(crate) use machine::{Limits, Machine, Output};
+pub(crate) use machine::{Limits, Machine, Output, reason};

@@ -139,6 +139,8 @@ impl Stream {
             match self.socket.is_connected() {
                 Ok(true) => self.connected = true,
                 Ok(false) => return Ok(Moved::Idle),
+                // It was connected, and has ended since; what they said before may be here still.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => self.connected = true,
                 Err(e) => return Err(end_of_connect(&e)),
             }
         }
@@ -172,6 +174,12 @@ impl Stream {
         if self.active {
             self.socket.reset_on_close();
         }
+    }
+
+    /// As [`close`](Self::close), and the kernel keeps nothing of it, whatever the other end does.
+    pub(crate) fn cut(mut self) {
+        let _ = self.transmit(None, Instant::now());
+        self.socket.reset_on_close();
     }
 
     fn read(&self, room: &mut [u8]) -> Result<Option<usize>, StreamEnd> {
@@ -237,7 +245,65 @@ pub(super) fn received(result: io::Result<usize>) -> Result<Option<usize>, Strea
 /// What an error of connecting says.
 fn end_of_connect(error: &io::Error) -> StreamEnd {
     match error.kind() {
-        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => StreamEnd::Refused,
+        io::ErrorKind::ConnectionRefused => StreamEnd::Refused,
         _ => StreamEnd::Unreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::cm::{Kind, Limits, Output, reason};
+    use crate::wire::{ConnectRequest, PrivateData, Reject};
+
+    #[test]
+    fn client_that_is_turned_away_before_it_knows_that_it_was_connected_is_told_the_reason() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let destination = listener.local_addr().unwrap();
+        let socket = Socket::bound("127.0.0.1:0".parse().unwrap(), None).unwrap();
+        let source = socket.local().unwrap();
+        socket.connect(destination).unwrap();
+        let mut stream = Stream::connecting(socket);
+        let mut server = listener.accept().unwrap().0;
+        let mut header = [0; MAX_HEADER_BYTES];
+        let reject = Reject { reason: reason::NO_RESOURCES, private_data: PrivateData::default() };
+        let size = Frame::Cm(CmFrame::Reject(reject)).encode(&mut header).unwrap();
+        server.write_all(&Preamble::encode()).unwrap();
+        server.write_all(&header[..size]).unwrap();
+        rustix::net::sockopt::set_socket_linger(&server, Some(Duration::ZERO)).unwrap();
+        drop(server);
+
+        let limit = Duration::from_secs(5);
+        let mut cm = Machine::new(Limits { unreachable_after: limit, answer_after: limit, time_wait: limit });
+        let request = ConnectRequest {
+            qp_num: 1,
+            responder_resources: 1,
+            initiator_depth: 1,
+            flow_control: true,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            srq: false,
+            source,
+            destination,
+            private_data: PrivateData::default(),
+        };
+        let now = Instant::now();
+        cm.connect(now, request).unwrap();
+        let rejected = |cm: &mut Machine| {
+            std::iter::from_fn(|| cm.poll()).find_map(|output| match output {
+                Output::Event(event) => Some((event.kind, event.status)),
+                Output::Send(_) | Output::Close => None,
+            })
+        };
+        let end = loop {
+            if let Err(end) = stream.run(None, &mut cm, now) {
+                break end;
+            }
+            assert!(now.elapsed() < limit, "the end of the stream is not seen");
+        };
+        assert_eq!((end, rejected(&mut cm)), (StreamEnd::Closed, Some((Kind::Rejected, 3))));
     }
 }

@@ -7,16 +7,19 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, State, invalid};
-use crate::cm::{Event, Kind, Voice};
-use crate::driver::{Driver, Socket, Source, Stream, Token, lock};
-use crate::wire::{CmFrame, ConnectRequest, Frame, PrivateData};
+use crate::cm::{Event, Kind, Voice, reason};
+use crate::driver::{Driver, Socket, Source, Stream, Token, caught, lock};
+use crate::wire::{CmFrame, ConnectRequest, Frame, PrivateData, Reject};
 
-/// How many strangers are looked after at once, per listener. Others wait in the kernel's queue.
+/// How many strangers are looked after at once, per listener. The next one takes the place of the oldest: a client of ours asks as soon
+/// as it is connected, and so is none any more before many others have come, however many come.
 const STRANGERS: usize = 256;
-/// How long a stranger is safe from having to make room for another.
-const GRACE: Duration = Duration::from_millis(500);
+/// How many are let in before the driver's other sources get their turn.
+const AT_ONCE: usize = 32;
 /// How long a stranger may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How many requests beyond the backlog wait.
+const BEYOND: usize = 256;
 /// How long until a listener that cannot let anybody in tries again.
 const RETRY: Duration = Duration::from_millis(100);
 /// How many requests wait for the program, where it does not say; the kernel's `max_backlog`.
@@ -31,8 +34,8 @@ pub(crate) struct Listener {
     /// Requests beyond the backlog, which the program hears of when it has taken others. The kernel drops them and their clients ask
     /// again, to the same effect (`ENOMEM` in `cm_destroy_id`).
     beyond: VecDeque<(ConnectRequest, Stream)>,
-    /// When somebody who waits in the kernel's queue is to be let in: the only reminder that there is, however many knock until then.
-    pub(super) again: Option<Instant>,
+    /// When those who could not be let in are to be: the only reminder that there is, however many knock until then.
+    again: Option<Instant>,
     /// Nobody could be let in, and the kernel's queue has not been empty since.
     shut: bool,
 }
@@ -67,12 +70,11 @@ impl Connection {
         Ok(())
     }
 
-    fn admit(&self, request: ConnectRequest, mut stream: Stream) {
+    fn admit(&self, request: ConnectRequest, stream: Stream) {
         let mut state = self.state();
         let Some(listener) = &mut state.listener else { return };
-        if listener.beyond.len() >= STRANGERS {
-            stream.send(CmFrame::Reject(crate::wire::Reject { reason: 28, private_data: PrivateData::default() }));
-            return stream.close();
+        if listener.beyond.len() >= BEYOND {
+            return turn_away(stream, reason::NO_RESOURCES);
         }
         listener.beyond.push_back((request, stream));
         self.let_in(state);
@@ -118,15 +120,28 @@ impl Listener {
         &self.socket
     }
 
-    /// Those who wait in the kernel's queue stay there until then, or until somebody before them makes room.
-    fn try_again(&mut self, at: Instant) {
-        self.again = Some(self.again.map_or(at, |again| again.min(at)));
+    /// When somebody is to be let in, or has said nothing for too long.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let patience = self.strangers.front().map(|oldest| oldest.since + PATIENCE);
+        self.again.into_iter().chain(patience).min()
+    }
+
+    /// Takes the next who has said nothing for too long.
+    fn next_late(&mut self, now: Instant) -> Option<Arc<Stranger>> {
+        if self.strangers.front()?.since + PATIENCE <= now { self.strangers.pop_front() } else { None }
     }
 
     /// Out of descriptors, most likely. Whether that is news: it goes on until nobody waits any more.
     fn cannot_let_in(&mut self, now: Instant) -> bool {
-        self.try_again(now + RETRY);
+        self.again.get_or_insert(now + RETRY);
         !std::mem::replace(&mut self.shut, true)
+    }
+
+    /// Looks after one more. Returns who makes room for it.
+    fn let_in(&mut self, stranger: Arc<Stranger>) -> Option<Arc<Stranger>> {
+        let oldest = if self.strangers.len() < STRANGERS { None } else { self.strangers.pop_front() };
+        self.strangers.push_back(stranger);
+        oldest
     }
 
     /// Nobody waits.
@@ -138,49 +153,50 @@ impl Listener {
 /// Takes in whoever connected.
 pub(super) fn ready(connection: &Arc<Connection>, mut state: MutexGuard<'_, State>) {
     let now = Instant::now();
+    let mut leaving = Vec::new();
     if let Some(listener) = &mut state.listener {
         listener.again.take_if(|again| *again <= now);
+        leaving.extend(std::iter::from_fn(|| listener.next_late(now)).map(|late| (late, reason::TIMEOUT)));
     }
-    let mut new = Vec::new();
-    let mut gone = Vec::new();
-    while let Some(listener) = &mut state.listener {
-        if listener.strangers.len() >= STRANGERS {
-            match listener.strangers.front() {
-                Some(oldest) if oldest.since.elapsed() < GRACE => {
-                    let at = oldest.since + GRACE;
-                    listener.try_again(at);
-                    break;
-                }
-                _ => gone.extend(listener.strangers.pop_front()),
-            }
-        }
+    let mut more = true;
+    for _ in 0..AT_ONCE {
+        let Some(listener) = &mut state.listener else { break };
         let socket = match listener.socket.accept() {
             Ok(Some(socket)) => socket,
             Ok(None) => {
                 listener.all_in();
+                more = false;
                 break;
             }
             Err(e) => {
                 if listener.cannot_let_in(now) {
                     log::warn!("somebody who connects cannot be let in: {e}");
                 }
+                more = false;
                 break;
             }
         };
         match Stranger::new(connection, socket) {
-            Ok(stranger) => {
-                listener.strangers.push_back(Arc::clone(&stranger));
-                new.push(stranger);
-            }
+            // What it says comes as an event of its own.
+            Ok(stranger) => leaving.extend(listener.let_in(stranger).map(|oldest| (oldest, reason::NO_RESOURCES))),
             Err(e) => log::warn!("somebody who connects is lost: {e}"),
         }
     }
     connection.remind(&mut state);
     connection.let_in(state);
-    drop(gone);
-    for stranger in new {
-        stranger.ready(false);
+    // A panic is about the stranger, and not about the listener.
+    for (stranger, why) in leaving {
+        caught(|| stranger.go(why));
     }
+    if more {
+        connection.run_soon();
+    }
+}
+
+/// Tells a client why it gets no further.
+fn turn_away(mut stream: Stream, reason: u16) {
+    stream.send(CmFrame::Reject(Reject { reason, private_data: PrivateData::default() }));
+    stream.cut();
 }
 
 impl Stranger {
@@ -193,8 +209,36 @@ impl Stranger {
         });
         driver.watch(&socket, new.token)?;
         *lock(&new.stream) = Some(Stream::accepted(socket));
-        driver.remind(new.token, Instant::now() + PATIENCE);
         Ok(new)
+    }
+
+    /// Takes in what it says. Returns whether that was all.
+    fn listen_to(&self) -> bool {
+        let mut stream = lock(&self.stream);
+        let Some(known) = stream.as_mut() else { return true };
+        let frame = match known.first_frame() {
+            Ok(None) => return false,
+            Ok(Some(frame)) => Some(frame),
+            Err(_) => None,
+        };
+        let known = stream.take();
+        drop(stream);
+        self.forget();
+        if let (Some(stream), Some(Frame::Cm(CmFrame::ConnectRequest(request)))) = (known, frame)
+            && let Some(listener) = self.listener.upgrade()
+        {
+            listener.admit(request, stream);
+        }
+        true
+    }
+
+    /// The listener looks after it no longer: it goes, unless it has said what it wants by now.
+    fn go(&self, reason: u16) {
+        if !self.listen_to() {
+            log::debug!("somebody who connected has not said what it wants, and is turned away with reason {reason}");
+            let stream = lock(&self.stream).take();
+            stream.into_iter().for_each(|stream| turn_away(stream, reason));
+        }
     }
 
     /// The listener looks after it no longer.
@@ -203,42 +247,20 @@ impl Stranger {
             let mut state = listener.state();
             let strangers = state.listener.as_mut().map(|listener| &mut listener.strangers);
             let place = strangers.as_ref().and_then(|all| all.iter().position(|one| std::ptr::eq(&raw const **one, self)));
-            let was_full = strangers.as_ref().is_some_and(|all| all.len() >= STRANGERS);
             let forgotten = strangers.zip(place).and_then(|(all, place)| all.remove(place));
             drop(state);
             drop(forgotten);
-            if was_full {
-                listener.run_soon();
-            }
         }
     }
 }
 
 impl Source for Stranger {
     fn ready(self: Arc<Self>, _: bool) {
-        let mut stream = lock(&self.stream);
-        let Some(known) = stream.as_mut() else { return };
-        let frame = match known.first_frame() {
-            Ok(None) => return,
-            Ok(Some(frame)) => Some(frame),
-            Err(_) => None,
-        };
-        let known = stream.take();
-        drop(stream);
-        self.forget();
-        let (Some(stream), Some(Frame::Cm(CmFrame::ConnectRequest(request)))) = (known, frame) else { return };
-        if let Some(listener) = self.listener.upgrade() {
-            listener.admit(request, stream);
-        }
+        self.listen_to();
     }
 
-    fn due(self: Arc<Self>, _: Instant) {
-        let silent = lock(&self.stream).take();
-        if silent.is_some() {
-            log::info!("somebody who connected said nothing for {PATIENCE:?}");
-            self.forget();
-        }
-    }
+    /// Its listener knows when it has taken too long.
+    fn due(self: Arc<Self>, _: Instant) {}
 
     fn give_up(self: Arc<Self>) {
         drop(lock(&self.stream).take());

@@ -10,6 +10,7 @@ use super::async_events::number;
 use super::connection::{Connection, State};
 use super::cq::Entry;
 use super::knock::knocked_in_vain;
+use super::listener::Listener;
 use super::memory::Lease;
 use crate::cm::{Output, StreamEnd};
 use crate::driver::{Moved, Source, caught, persist};
@@ -205,7 +206,7 @@ impl Connection {
         let qp = state.qp.as_ref().and_then(|qp| qp.core.next_timeout());
         let look_at = state.look_at.filter(|_| state.stream.is_some());
         let knocking = state.knocking.and_then(|knocking| knocking.again);
-        let knocked_at = state.listener.as_ref().and_then(|listener| listener.again);
+        let knocked_at = state.listener.as_ref().and_then(Listener::deadline);
         let all = [qp, state.cm.deadline(), state.cut_at, look_at, knocking, knocked_at];
         let Some(next) = all.into_iter().flatten().min() else { return };
         // An earlier reminder comes, finds nothing due, and asks again: most deadlines only ever move back.

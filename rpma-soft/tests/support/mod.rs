@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "each test target uses a part of it")]
 
 pub(crate) mod raw;
+pub(crate) mod stranger;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
