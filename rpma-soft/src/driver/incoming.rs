@@ -140,10 +140,15 @@ impl Stream {
         with_room(|room| {
             for _ in 0..ROUND {
                 if self.rx.expected.is_empty() {
+                    // Requests behind the accept wait on the stream until our program has seen that, and made its queue pair ready for
+                    // them: on hardware they are sent again.
+                    if cm.is_answered() {
+                        return Ok(Moved::Idle);
+                    }
                     let Some(bytes) = self.look(&mut room[..self.rx.look_bytes])? else { return Ok(Moved::Idle) };
                     self.scan(&room[..bytes], true, qp.as_deref_mut(), cm, now)?;
                 }
-                match self.receive_once(room) {
+                match self.receive_once(room, !cm.is_answered()) {
                     Ok((bytes, asked)) => {
                         let Some(bytes) = received(bytes)? else { return Ok(Moved::Idle) };
                         if let Some(qp) = qp.as_deref_mut() {
@@ -181,8 +186,9 @@ impl Stream {
         cm: &mut Machine,
         now: Instant,
     ) -> Result<(), StreamEnd> {
-        // Each payload is a piece at least, and each header between them.
-        while !input.is_empty() && self.rx.held.is_none() && self.rx.expected.len() < MAX_PIECES {
+        // Each payload is a piece at least, and each header between them. The answer is longer than what is taken without a look.
+        while !input.is_empty() && self.rx.held.is_none() && self.rx.expected.len() < MAX_PIECES && !(peeked && cm.is_answered())
+        {
             let before = input.len();
             let event = self.rx.decoder.next(&mut input);
             if peeked {
@@ -208,12 +214,12 @@ impl Stream {
         if self.rx.payload_is_due() { Ok(()) } else { self.handle_held(qp, cm, now) }
     }
 
-    /// One call, for what is expected and for headers behind it.
-    fn receive_once(&self, room: &mut [u8]) -> Result<(io::Result<usize>, Asked), Fault> {
+    /// One call, for what is expected and, if `further`, for headers behind it.
+    fn receive_once(&self, room: &mut [u8], further: bool) -> Result<(io::Result<usize>, Asked), Fault> {
         let mut pieces = Vec::with_capacity(2 * self.rx.expected.len() + 1);
         let mut touched = Vec::with_capacity(self.rx.expected.len());
         let mut asked = Asked { bytes: 0, payloads: 0 };
-        let (further, mut rest) = room.split_at_mut(self.rx.decoder.header_due());
+        let (behind, mut rest) = room.split_at_mut(self.rx.decoder.header_due());
         let mut is_all = true;
         for expected in &self.rx.expected {
             let free = MAX_PIECES - 1 - pieces.len();
@@ -253,9 +259,9 @@ impl Stream {
             }
         }
         // Behind a header that waits there may be payload.
-        if is_all && self.rx.held.is_none() {
-            asked.bytes += further.len();
-            pieces.push(Piece::room(further));
+        if further && is_all && self.rx.held.is_none() {
+            asked.bytes += behind.len();
+            pieces.push(Piece::room(behind));
         }
         // SAFETY: `touched` and the borrow of `room` outlive the call.
         match unsafe { touch::receive(self.socket.as_fd(), &pieces) } {
