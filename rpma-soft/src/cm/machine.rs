@@ -252,6 +252,11 @@ impl Machine {
             }
             (State::Asked { .. } | State::Accepted, CmFrame::Reject(reject)) => self.refused(reject),
             (State::Established | State::EndAsked, CmFrame::Ready) if self.ready_is_to_come => self.ready_is_to_come = false,
+            // Their program did not like our accept, and ours did not wait to hear it: `cm_rej_handler` in cm.c.
+            (State::Established | State::EndAsked, CmFrame::Reject(reject)) if self.ready_is_to_come => {
+                self.event(Kind::Rejected, reject.reason.into(), Voice::Reject(reject));
+                self.time_wait(now);
+            }
             (State::Accepted, CmFrame::Ready) => {
                 self.state = State::Established;
                 self.deadline = None;

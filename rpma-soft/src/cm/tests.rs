@@ -215,6 +215,24 @@ fn connection_that_the_program_called_established_takes_the_late_frame_once() {
     assert!(server.handle_frame(now, CmFrame::Ready).is_err());
 }
 
+#[test]
+fn connection_that_the_program_called_established_can_still_be_refused_by_the_other_end() {
+    for end_asked in [false, true] {
+        let now = Instant::now();
+        let mut server = Machine::requested(LIMITS, request());
+        server.accept(now, accept()).unwrap();
+        server.notify_established().unwrap();
+        if end_asked {
+            server.disconnect(now);
+        }
+        outputs(&mut server);
+        server.handle_frame(now, CmFrame::Reject(reject())).unwrap();
+        assert_eq!(outputs(&mut server), ["Rejected(28)", "close"]);
+        server.handle_timeout(now + LIMITS.time_wait);
+        assert_eq!(outputs(&mut server), ["TimewaitExit(0)"]);
+    }
+}
+
 /// Hands frames on and returns what the sender's program is told.
 fn pass(from: &mut Machine, to: &mut Machine, now: Instant) -> Vec<Kind> {
     let mut told = Vec::new();
