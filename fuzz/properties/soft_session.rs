@@ -1,21 +1,19 @@
 //! What holds for a queue pair whatever its peer sends and whenever. Used by the fuzz target and by
 //! `rpma-soft/tests/corpus_replay.rs`.
 //!
-//! The input is a list of steps, one byte each; see [`Session::step`]. Memory is one region of 64 bytes at [`ADDR`], with 1 for both keys.
+//! The input is a list of steps, one byte each; see [`Session::step`]. Frames of the connection
+//! manager mean nothing to a queue pair: `soft_connection` has them.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use super::soft_region::{Lease, Region, request, sges};
 use rpma_soft::rc::{
-    Access, Claim, Completion, Data, Denied, Extent, FlushJob, Intake, Key, Memory, MemoryFault, Payload, PdNumber, QpCapacity,
-    QpConfig, QpState, RcQp, RecvWr, RequesterConfig, ResponderConfig, SendFlags, SendOp, SendWr, Sge, Side,
+    Completion, FlushJob, Intake, MemoryFault, Payload, PdNumber, QpCapacity, QpConfig, QpState, RcQp, RecvWr, RequesterConfig,
+    ResponderConfig, SendFlags, SendWr, Side,
 };
-use rpma_soft::wire::{Decoder, Event, FlushSpec, Frame, Placement, Preamble, Remote, RnrTimer, Selectivity};
+use rpma_soft::wire::{Decoder, Event, Frame, Preamble, RnrTimer};
 
-const ADDR: u64 = 0x1000;
-const LEN_BYTES: u64 = 64;
 const QUEUE: u32 = 8;
 const RESOURCES: u8 = 3;
 /// How many frames the driver takes before the first of them is in the stream.
@@ -32,62 +30,6 @@ pub(crate) fn check(data: &[u8]) {
         }
     }
     session.end();
-}
-
-/// Counts leases; the bytes themselves do not matter.
-#[derive(Debug, Clone, Default)]
-struct Region(Rc<Cell<usize>>);
-
-#[derive(Debug)]
-struct Lease(Rc<Cell<usize>>);
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
-}
-
-impl Region {
-    fn check(addr: u64, len_bytes: u64) -> bool {
-        addr >= ADDR && addr.checked_add(len_bytes).is_some_and(|end| end <= ADDR + LEN_BYTES)
-    }
-}
-
-impl Memory for Region {
-    type Lease = Lease;
-
-    fn lease(&self, claim: &Claim) -> Result<Lease, Denied> {
-        let key_fits = matches!(claim.key, Key::Local(1) | Key::Remote(1)) && Access::all().contains(claim.access);
-        let range_fits = match claim.extent {
-            Extent::Range { addr, len_bytes } => Self::check(addr, len_bytes),
-            Extent::Region => true,
-        };
-        if !key_fits || !range_fits {
-            return Err(Denied);
-        }
-        self.0.set(self.0.get() + 1);
-        Ok(Lease(self.0.clone()))
-    }
-
-    fn compare_swap(&self, _: &Lease, addr: u64, compare: u64, _: u64) -> Result<u64, MemoryFault> {
-        assert!(Self::check(addr, 8) && addr.is_multiple_of(8));
-        Ok(compare)
-    }
-
-    fn fetch_add(&self, _: &Lease, addr: u64, add: u64) -> Result<u64, MemoryFault> {
-        assert!(Self::check(addr, 8) && addr.is_multiple_of(8));
-        if add == 0xFF { Err(MemoryFault) } else { Ok(add) }
-    }
-
-    fn atomic_write(&self, _: &Lease, addr: u64, _: [u8; 8]) -> Result<(), MemoryFault> {
-        assert!(Self::check(addr, 8) && addr.is_multiple_of(8));
-        Ok(())
-    }
-
-    fn store_original(&self, _: &Lease, addr: u64, bytes: &[u8]) -> Result<(), MemoryFault> {
-        assert!(Self::check(addr, bytes.len() as u64));
-        Ok(())
-    }
 }
 
 struct Session {
@@ -153,8 +95,7 @@ impl Session {
                 true
             }
             0xF0 | 0xF1 => {
-                self.receives +=
-                    u64::from(self.qp.post_recv(RecvWr { wr_id: self.receives, sges: self.sges(byte == 0xF1) }).is_ok());
+                self.receives += u64::from(self.qp.post_recv(RecvWr { wr_id: self.receives, sges: sges(byte == 0xF1) }).is_ok());
                 true
             }
             0xF2..=0xF5 => {
@@ -268,28 +209,8 @@ impl Session {
         }
     }
 
-    fn sges(&self, bad_key: bool) -> Vec<Sge> {
-        let sge = |addr, len_bytes, lkey| Sge { addr, len_bytes, lkey };
-        vec![sge(ADDR, 8, 1), sge(ADDR + 8, 56, if bad_key { 2 } else { 1 })]
-    }
-
     fn post(&mut self, which: u8) {
-        let remote = Remote { addr: ADDR, rkey: 1 };
-        let spec = FlushSpec { placement: Placement::PERSISTENT, selectivity: Selectivity::Region, len_bytes: 0 };
-        let (op, data) = match which {
-            0 => (SendOp::Send, Data::Sges(self.sges(false))),
-            1 => (SendOp::SendImm { imm: [1; 4] }, Data::Inline([1; 8].into())),
-            2 => (SendOp::Write { remote }, Data::Sges(self.sges(false))),
-            3 => (SendOp::WriteImm { remote, imm: [2; 4] }, Data::default()),
-            4 => (SendOp::Read { remote }, Data::Sges(self.sges(false))),
-            5 => (SendOp::Read { remote }, Data::default()),
-            6 => (SendOp::CompareSwap { remote, compare: 0, swap: 1 }, Data::Sges(self.sges(false))),
-            7 => (SendOp::FetchAdd { remote, add: 1 }, Data::Sges(self.sges(false))),
-            8 => (SendOp::AtomicWrite { remote, value: [3; 8] }, Data::default()),
-            9 => (SendOp::Flush { remote, spec }, Data::default()),
-            10 => (SendOp::Read { remote }, Data::Sges(self.sges(true))),
-            _ => (SendOp::Send, Data::Sges(self.sges(true))),
-        };
+        let (op, data) = request(which);
         let flags = if which & 1 == 0 { SendFlags::empty() } else { SendFlags::FENCE };
         self.sends += u64::from(self.qp.post_send([SendWr { wr_id: self.sends, op, data, flags }]).is_ok());
     }
@@ -312,7 +233,7 @@ impl Session {
         self.poll();
         assert_eq!(self.completed, [self.sends, self.receives]);
         assert_eq!(self.qp.held(), 0);
-        assert_eq!(self.region.0.get(), 0, "leases left");
+        assert_eq!(self.region.leases(), 0, "leases left");
         assert!(self.qp.poll_transmit(self.now).is_none() && self.qp.poll_flush_job().is_none());
         assert_eq!(self.qp.next_timeout(), None);
     }

@@ -9,13 +9,13 @@
 //! - [`wire`]: the frames of the TCP stream that carries a connection.
 //! - [`rc`]: the reliable connected queue pair as a state machine. Work requests, frames and the time go in; frames, completions and
 //!   deadlines come out.
-//! - `cm`: the connection manager's part of a connection, in the same way. These three do no I/O, read no clock, start no thread and hold
+//! - [`cm`]: the connection manager's part of a connection, in the same way. These three do no I/O, read no clock, start no thread and hold
 //!   no unsafe code.
 //! - `driver`: sockets and threads.
 //! - `objects`: the objects of verbs and of the connection manager, and registered memory. C's structures are made and freed here, and
 //!   only `objects::touch` reaches into memory that a peer may write.
 
-mod cm;
+pub mod cm;
 mod config;
 pub mod door;
 mod driver;

@@ -1,7 +1,11 @@
 //! Replays the committed fuzz corpora through the properties that the fuzz targets check.
 
+#[path = "../../fuzz/properties/soft_connection.rs"]
+mod soft_connection;
 #[path = "../../fuzz/properties/soft_frames.rs"]
 mod soft_frames;
+#[path = "../../fuzz/properties/soft_region.rs"]
+mod soft_region;
 #[path = "../../fuzz/properties/soft_session.rs"]
 mod soft_session;
 
@@ -30,4 +34,9 @@ fn every_stream_of_the_corpus_keeps_the_properties() {
 #[test]
 fn every_session_of_the_corpus_keeps_the_properties() {
     replay("soft_session", soft_session::check);
+}
+
+#[test]
+fn every_connection_of_the_corpus_keeps_the_properties() {
+    replay("soft_connection", soft_connection::check);
 }

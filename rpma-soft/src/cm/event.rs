@@ -4,22 +4,32 @@ use crate::wire::{Accept, ConnectRequest, Reject};
 
 /// What happened: the events of `rdma_get_cm_event(3)` that a connection has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// The peer's address is resolved.
     AddrResolved,
+    /// The route to it is.
     RouteResolved,
+    /// Somebody asks for a connection.
     ConnectRequest,
+    /// The other end has accepted; our program goes on with [`Machine::establish`](super::Machine::establish).
     ConnectResponse,
+    /// The connection could not be made here.
     ConnectError,
+    /// Nobody answers.
     Unreachable,
+    /// The other end refuses.
     Rejected,
+    /// Both ends can send.
     Established,
+    /// It is over.
     Disconnected,
+    /// Its numbers can be used again.
     TimewaitExit,
 }
 
 /// What the other end said with it: its private data, as long as its field is over RoCE, and what it wants of us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Voice {
+pub enum Voice {
     /// Nothing.
     None,
     /// A request.
@@ -32,7 +42,7 @@ pub(crate) enum Voice {
 
 impl Voice {
     /// The private data.
-    pub(crate) fn private_data(&self) -> &[u8] {
+    pub fn private_data(&self) -> &[u8] {
         match self {
             Self::None => &[],
             Self::Request(request) => request.private_data.as_bytes(),
@@ -44,13 +54,13 @@ impl Voice {
 
 /// An event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Event {
+pub struct Event {
     /// What happened.
-    pub(crate) kind: Kind,
+    pub kind: Kind,
     /// 0, a negative errno, or the reason of a refusal as the InfiniBand connection manager numbers it.
-    pub(crate) status: i32,
+    pub status: i32,
     /// What came with it.
-    pub(crate) voice: Voice,
+    pub voice: Voice,
 }
 
 impl Event {
@@ -61,7 +71,7 @@ impl Event {
 
 /// How a stream ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StreamEnd {
+pub enum StreamEnd {
     /// The other end closed it, or its process is gone.
     Closed,
     /// Nobody listens there.

@@ -7,31 +7,31 @@ use super::event::{Event, Kind, StreamEnd, Voice};
 use crate::wire::{Accept, CmFrame, ConnectRequest, PrivateData, Reject};
 
 /// Reasons of a refusal: IBTA volume 1, table 109.
-pub(crate) mod reason {
+pub mod reason {
     /// There is no room for one more.
-    pub(crate) const NO_RESOURCES: u16 = 3;
+    pub const NO_RESOURCES: u16 = 3;
     /// The other end did not go on with the handshake.
-    pub(crate) const TIMEOUT: u16 = 4;
+    pub const TIMEOUT: u16 = 4;
     /// Nobody listens.
-    pub(crate) const INVALID_SERVICE_ID: u16 = 8;
+    pub const INVALID_SERVICE_ID: u16 = 8;
     /// The program said so.
-    pub(crate) const CONSUMER_DEFINED: u16 = 28;
+    pub const CONSUMER_DEFINED: u16 = 28;
 }
 
 /// How long things may take.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Until the other end's machine shows any sign of life.
-    pub(crate) unreachable_after: Duration,
+    pub unreachable_after: Duration,
     /// Until the other end's program answers a request, an accept or a disconnect.
-    pub(crate) answer_after: Duration,
+    pub answer_after: Duration,
     /// From the end of a connection to the event that tells that its numbers can be used again.
-    pub(crate) time_wait: Duration,
+    pub time_wait: Duration,
 }
 
 /// What the machine wants done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Output {
+pub enum Output {
     /// Send this, behind what is being sent.
     Send(CmFrame),
     /// Tell the program.
@@ -42,7 +42,7 @@ pub(crate) enum Output {
 
 /// The call does not fit the state: EINVAL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct WrongState;
+pub struct WrongState;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -70,7 +70,7 @@ enum State {
 
 /// A connection, as the connection manager sees it.
 #[derive(Debug)]
-pub(crate) struct Machine {
+pub struct Machine {
     limits: Limits,
     state: State,
     deadline: Option<Instant>,
@@ -81,52 +81,52 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// No connection yet.
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub fn new(limits: Limits) -> Self {
         Self { limits, state: State::Idle, deadline: None, ready_is_to_come: false, outputs: VecDeque::new() }
     }
 
     /// A connection that the other end asked for.
-    pub(crate) fn requested(limits: Limits, request: ConnectRequest) -> Self {
+    pub fn requested(limits: Limits, request: ConnectRequest) -> Self {
         Self { state: State::Requested(request), ..Self::new(limits) }
     }
 
     /// The next thing to do.
-    pub(crate) fn poll(&mut self) -> Option<Output> {
+    pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
     /// Whether there is no connection yet.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.state == State::Idle
     }
 
     /// Whether this end has asked for a connection, and waits for the answer.
-    pub(crate) fn is_asking(&self) -> bool {
+    pub fn is_asking(&self) -> bool {
         matches!(self.state, State::Asked { .. })
     }
 
     /// Whether the other end has accepted, and our program has not gone on yet.
-    pub(crate) fn is_answered(&self) -> bool {
+    pub fn is_answered(&self) -> bool {
         self.state == State::Answered
     }
 
     /// Whether both ends can send.
-    pub(crate) fn is_established(&self) -> bool {
+    pub fn is_established(&self) -> bool {
         self.state == State::Established
     }
 
     /// Whether the connection, or what was to become one, is over.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         matches!(self.state, State::TimeWait | State::Over)
     }
 
     /// The request that waits for our answer.
-    pub(crate) fn request(&self) -> Option<&ConnectRequest> {
+    pub fn request(&self) -> Option<&ConnectRequest> {
         match &self.state {
             State::Requested(request) => Some(request),
             _ => None,
@@ -136,12 +136,16 @@ impl Machine {
     // ---- the program ----
 
     /// Tells the program something that needs no other end.
-    pub(crate) fn tell(&mut self, kind: Kind) {
+    pub fn tell(&mut self, kind: Kind) {
         self.outputs.push_back(Output::Event(Event::plain(kind)));
     }
 
     /// Asks for a connection. The driver opens a stream.
-    pub(crate) fn connect(&mut self, now: Instant, request: ConnectRequest) -> Result<(), WrongState> {
+    ///
+    /// # Errors
+    ///
+    /// [`WrongState`] unless there is no connection yet.
+    pub fn connect(&mut self, now: Instant, request: ConnectRequest) -> Result<(), WrongState> {
         if self.state != State::Idle {
             return Err(WrongState);
         }
@@ -152,7 +156,11 @@ impl Machine {
     }
 
     /// Accepts the other end's request.
-    pub(crate) fn accept(&mut self, now: Instant, accept: Accept) -> Result<(), WrongState> {
+    ///
+    /// # Errors
+    ///
+    /// [`WrongState`] unless a request waits for our answer.
+    pub fn accept(&mut self, now: Instant, accept: Accept) -> Result<(), WrongState> {
         if !matches!(self.state, State::Requested(_)) {
             return Err(WrongState);
         }
@@ -163,7 +171,11 @@ impl Machine {
     }
 
     /// Says no: to a request, or to the answer of ours.
-    pub(crate) fn reject(&mut self, private_data: PrivateData<{ Reject::PRIVATE_DATA_BYTES }>) -> Result<(), WrongState> {
+    ///
+    /// # Errors
+    ///
+    /// [`WrongState`] unless a request waits for our answer, or the other end's accept for our program.
+    pub fn reject(&mut self, private_data: PrivateData<{ Reject::PRIVATE_DATA_BYTES }>) -> Result<(), WrongState> {
         match self.state {
             State::Requested(_) | State::Answered => {}
             _ => return Err(WrongState),
@@ -175,7 +187,7 @@ impl Machine {
 
     /// Our program has seen the answer, and its queue pair is ready: the connection is established. If it is over again, the event that
     /// says so is on its way.
-    pub(crate) fn establish(&mut self) {
+    pub fn establish(&mut self) {
         if matches!(self.state, State::Answered) {
             self.state = State::Established;
             self.send(CmFrame::Ready);
@@ -183,7 +195,11 @@ impl Machine {
     }
 
     /// Our program knows, by another way than the other end's frame, that the connection we accepted is established. The frame still comes.
-    pub(crate) fn notify_established(&mut self) -> Result<(), WrongState> {
+    ///
+    /// # Errors
+    ///
+    /// [`WrongState`] unless we have accepted, and the other end has not gone on.
+    pub fn notify_established(&mut self) -> Result<(), WrongState> {
         if self.state != State::Accepted {
             return Err(WrongState);
         }
@@ -195,7 +211,7 @@ impl Machine {
     }
 
     /// Ends the connection, or agrees to its end. In any other state there is nothing to end: as in the kernel, that is no error.
-    pub(crate) fn disconnect(&mut self, now: Instant) {
+    pub fn disconnect(&mut self, now: Instant) {
         match self.state {
             State::Established => {
                 self.state = State::EndAsked;
@@ -219,7 +235,7 @@ impl Machine {
     }
 
     /// The identifier goes away: tells the other end what it has to know (`cm_destroy_id` in cm.c). No event comes any more.
-    pub(crate) fn destroy(&mut self) {
+    pub fn destroy(&mut self) {
         let no_data = PrivateData::default();
         match self.state {
             State::Requested(_) | State::Answered => {
@@ -235,7 +251,7 @@ impl Machine {
     // ---- the other end ----
 
     /// The other end's preamble is here: its machine lives.
-    pub(crate) fn greeted(&mut self, now: Instant) {
+    pub fn greeted(&mut self, now: Instant) {
         if self.state == (State::Asked { greeted: false }) {
             self.state = State::Asked { greeted: true };
             self.deadline = Some(now + self.limits.answer_after);
@@ -243,7 +259,11 @@ impl Machine {
     }
 
     /// A frame arrived. `Err` if the other end may not send it now.
-    pub(crate) fn handle_frame(&mut self, now: Instant, frame: CmFrame) -> Result<(), WrongState> {
+    ///
+    /// # Errors
+    ///
+    /// [`WrongState`] if it may not: the stream cannot go on.
+    pub fn handle_frame(&mut self, now: Instant, frame: CmFrame) -> Result<(), WrongState> {
         match (self.state, frame) {
             (State::Asked { greeted: true }, CmFrame::Accept(accept)) => {
                 self.state = State::Answered;
@@ -280,7 +300,7 @@ impl Machine {
     }
 
     /// The stream is over.
-    pub(crate) fn stream_ended(&mut self, now: Instant, end: StreamEnd) {
+    pub fn stream_ended(&mut self, now: Instant, end: StreamEnd) {
         match self.state {
             State::Asked { greeted } => match end {
                 StreamEnd::Unreachable => self.unreachable(),
@@ -306,7 +326,7 @@ impl Machine {
     // ---- time ----
 
     /// Does what is due.
-    pub(crate) fn handle_timeout(&mut self, now: Instant) {
+    pub fn handle_timeout(&mut self, now: Instant) {
         if self.deadline.is_none_or(|deadline| now < deadline) {
             return;
         }

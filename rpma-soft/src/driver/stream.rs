@@ -257,7 +257,7 @@ mod tests {
 
     use super::*;
     use crate::cm::{Kind, Limits, Output, reason};
-    use crate::wire::{ConnectRequest, PrivateData, Reject};
+    use crate::wire::{ConnectRequest, Preamble, PrivateData, Reject};
 
     #[test]
     fn client_that_is_turned_away_before_it_knows_that_it_was_connected_is_told_the_reason() {

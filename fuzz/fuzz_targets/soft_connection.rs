@@ -1,0 +1,8 @@
+#![no_main]
+
+#[path = "../properties/soft_connection.rs"]
+mod property;
+#[path = "../properties/soft_region.rs"]
+mod soft_region;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| property::check(data));
