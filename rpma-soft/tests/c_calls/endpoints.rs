@@ -93,6 +93,25 @@ fn request_of_an_endpoint_with_attributes_has_a_queue_pair_and_of_one_without_ha
 }
 
 #[test]
+fn request_from_a_channel_that_does_not_block_is_eagain_until_somebody_asks() {
+    let provider = Soft::open().unwrap();
+    let listener = passive(&provider, "127.0.0.1");
+    listener.do_not_block();
+    for _ in 0..2 {
+        assert_eq!(listener.get_request().err(), Some(libc::EAGAIN));
+    }
+    let port = listener.local().port();
+    let client = Id::endpoint(&provider, &mut info("127.0.0.1", port, 0).fields(), Some(&mut attributes())).unwrap();
+    let client = thread::spawn(move || client.connect());
+    listener.wait();
+    let request = listener.get_request().unwrap();
+    assert_eq!(request.kind(), Some(RDMA_CM_EVENT_CONNECT_REQUEST));
+    assert_eq!(listener.get_request().err(), Some(libc::EAGAIN));
+    request.reject(b"").unwrap();
+    assert_eq!(client.join().unwrap(), Err(libc::ECONNREFUSED));
+}
+
+#[test]
 fn queue_pair_that_the_listener_s_attributes_do_not_allow_leaves_the_request_with_the_listener() {
     let provider = Soft::open().unwrap();
     let mut attr = attributes();

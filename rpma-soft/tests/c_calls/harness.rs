@@ -4,11 +4,14 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 
 use rpma_soft::door::cm;
 use rpma_sys::ProviderRef;
 use rpma_sys::bindings::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::info::{read, storage};
 
@@ -187,6 +190,26 @@ impl Id {
         // SAFETY: live, and a place for the result.
         checked(unsafe { cm::rdma_get_request(self.raw, &raw mut raw) })?;
         Ok(Self { raw, provider: self.provider.clone() })
+    }
+
+    /// The descriptor of its event channel.
+    fn channel_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the identifier is live, and has its channel for as long.
+        let fd = unsafe { (*self.fields().channel).fd };
+        // SAFETY: the channel's, which stays open while the identifier is borrowed.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// Makes its event channel non-blocking.
+    pub(crate) fn do_not_block(&self) {
+        let flags = fcntl_getfl(self.channel_fd()).unwrap();
+        fcntl_setfl(self.channel_fd(), flags | OFlags::NONBLOCK).unwrap();
+    }
+
+    /// Waits until its event channel has something.
+    pub(crate) fn wait(&self) {
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert!(poll(&mut [PollFd::new(&self.channel_fd(), PollFlags::IN)], Some(&limit)).unwrap() > 0, "no event");
     }
 
     /// The identifier of a request that `rdma_get_request(3)` left in the listener's event.
