@@ -146,14 +146,19 @@ impl Device {
 
     /// Memory until the end of the process, registered.
     pub(crate) fn memory(&self, len: usize) -> Memory {
+        self.memory_with(len, 0).unwrap()
+    }
+
+    /// As [`memory`](Self::memory), with more rights.
+    pub(crate) fn memory_with(&self, len: usize, rights: ibv_access_flags) -> std::io::Result<Memory> {
         // Where who looks for leaks finds it.
         static KEPT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
         let addr = NonNull::from(Box::leak(vec![0_u64; len.div_ceil(8)].into_boxed_slice())).cast::<u8>();
         KEPT.lock().unwrap().push(addr.as_ptr().expose_provenance());
-        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | rights;
         // SAFETY: it stays until the end of the process, and no reference to it is left.
-        let mr = unsafe { Mr::register(&self.pd, addr, len, access) }.unwrap();
-        Memory { addr, mr }
+        let mr = unsafe { Mr::register(&self.pd, addr, len, access) }?;
+        Ok(Memory { addr, mr })
     }
 
     /// Two connected ends, made of these parts.
@@ -164,16 +169,24 @@ impl Device {
 }
 
 /// Registered memory.
-pub(crate) struct Memory {
+pub(crate) struct Memory<M = Mr> {
     pub(crate) addr: NonNull<u8>,
-    pub(crate) mr: Mr,
+    pub(crate) mr: M,
 }
 
 impl Memory {
+    /// The same, registered no more.
+    pub(crate) fn deregister(self) -> Memory<()> {
+        drop(self.mr);
+        Memory { addr: self.addr, mr: () }
+    }
+
     pub(crate) fn sge(&self, offset: u64, length: u32) -> ibv_sge {
         ibv_sge { addr: self.address() + offset, length, lkey: self.mr.lkey() }
     }
+}
 
+impl<M> Memory<M> {
     pub(crate) fn address(&self) -> u64 {
         self.addr.as_ptr().expose_provenance() as u64
     }
@@ -193,11 +206,13 @@ pub(crate) struct Parts {
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) cap: QpCap,
+    /// With native flush, and with native atomic write.
+    pub(crate) native: [bool; 2],
 }
 
 impl Parts {
     pub(crate) fn new(device: &Device) -> Self {
-        Self { send_cq: device.cq(), recv_cq: device.cq(), srq: None, cap: CAP }
+        Self { send_cq: device.cq(), recv_cq: device.cq(), srq: None, cap: CAP, native: [false; 2] }
     }
 
     pub(crate) fn with_srq(device: &Device, srq: &Arc<Srq>) -> Self {
@@ -215,8 +230,8 @@ pub(crate) struct End {
 
 impl End {
     pub(crate) fn make(device: &Device, id: CmId, channel: Arc<EventChannel>, parts: Parts) -> Self {
-        let Parts { send_cq, recv_cq, srq, cap } = parts;
-        let request = QpRequest { cap, native_flush: false, native_atomic_write: false };
+        let Parts { send_cq, recv_cq, srq, cap, native: [native_flush, native_atomic_write] } = parts;
+        let request = QpRequest { cap, native_flush, native_atomic_write };
         let qp = Qp::create(&Arc::new(id), &device.pd, &send_cq, &recv_cq, srq.as_ref(), request).unwrap();
         Self { channel, qp, send_cq, recv_cq }
     }

@@ -68,7 +68,12 @@ pub(crate) fn next_frame(stream: &mut TcpStream, decoder: &mut Decoder) -> Optio
 
 /// Reads up to the answer.
 pub(crate) fn accepted(stream: &mut TcpStream) -> Accept {
-    match next_frame(stream, &mut Decoder::new()) {
+    accepted_with(stream, &mut Decoder::new())
+}
+
+/// As [`accepted`], for who reads on.
+pub(crate) fn accepted_with(stream: &mut TcpStream, decoder: &mut Decoder) -> Accept {
+    match next_frame(stream, decoder) {
         Some(Frame::Cm(CmFrame::Accept(accept))) => accept,
         other => panic!("{other:?}"),
     }
