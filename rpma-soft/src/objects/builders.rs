@@ -9,7 +9,7 @@ use rpma_sys::bindings::*;
 use super::post::{copy_program_s, errno_of, flags_of};
 use super::qp::shared;
 use crate::driver::{caught, lock, wait_while};
-use crate::rc::{Data, SendOp, SendWr, Sge};
+use crate::rc::{Data, PostError, SendOp, SendWr, Sge};
 use crate::wire::{FlushSpec, Placement, Remote, Selectivity};
 
 /// The batch that is being built. One thread builds at a time: from start to complete or abort, others wait at their start.
@@ -126,7 +126,7 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
             Some(Batch { error, .. }) if error != 0 => error,
             Some(Batch { list, .. }) => connection
                 .with_qp(|qp| qp.core.post_send_batch(list))
-                .map_or(libc::EINVAL, |posted| posted.map_or_else(|failed| full_is_no_space(errno_of(failed.error)), |()| 0)),
+                .map_or(libc::EINVAL, |posted| posted.map_or_else(|failed| no_space_or(failed.error), |()| 0)),
         }
     });
     // Whatever came of it: others wait to begin.
@@ -134,9 +134,12 @@ pub(super) unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     posted.unwrap_or(libc::EFAULT)
 }
 
-/// A full queue is ENOSPC here, as on soft-RoCE: nothing of the batch was posted.
-fn full_is_no_space(errno: c_int) -> c_int {
-    if errno == libc::ENOMEM { libc::ENOSPC } else { errno }
+/// What does not fit, requests, ranges or inline data, is ENOSPC here, as on soft-RoCE. Nothing of the batch was posted.
+fn no_space_or(error: PostError) -> c_int {
+    match error {
+        PostError::QueueFull { .. } | PostError::Sges { .. } | PostError::Inline { .. } => libc::ENOSPC,
+        other => errno_of(other),
+    }
 }
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64) {

@@ -236,6 +236,16 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         ],
     },
     Difference {
+        title: "Builders take what they are given",
+        answers: &[
+            (ALL, "builder of inline data: write of a list", "#2 RDMA_WRITE len 9"),
+            (ALL, "builder of inline data: write of a list, memory", "two partsnside"),
+            (ALL, "builder of inline data: write without the flag", "#7 RDMA_WRITE len 7"),
+            (ALL, "builder of ranges: two of different lengths", "#1 RDMA_WRITE len 9"),
+            (ALL, "builder of ranges: two of different lengths, memory", "abcklmnop......."),
+        ],
+    },
+    Difference {
         title: "A completion queue that overflows says so once",
         answers: &[
             (ALL, "queue that is too small: events", "CQ_ERR once, QP_FATAL once"),

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use rpma_sys::bindings::*;
 
+use crate::verbs::builders::BUILDERS;
 use crate::verbs::memory::ALL;
 use crate::verbs::qp::{Like, NATIVE};
 use crate::verbs::{Answer, Cap, Channel, Cq, Event, Id, LIMIT, Mr, Param, Pd, Qp, Send, Setup, Srq};
@@ -16,6 +17,8 @@ pub(crate) struct Shape {
     pub(crate) signal_all: bool,
     /// With native flush and atomic write.
     pub(crate) native: bool,
+    /// With builders for all else.
+    pub(crate) builders: bool,
     /// What the client connects with.
     pub(crate) client: Param,
     /// What the server accepts with.
@@ -91,7 +94,7 @@ impl End {
     fn on(setup: &Setup, id: Rc<Id>, shape: &Shape, pd: Rc<Pd>, srq: Option<&Rc<Srq>>) -> Answer<Self> {
         let send_cq = Cq::create(setup, 64, 0).expect("a queue");
         let recv_cq = Cq::create(setup, 64, 0).expect("a queue");
-        let ops = if shape.native { NATIVE } else { 0 };
+        let ops = if shape.native { NATIVE } else { 0 } | if shape.builders { BUILDERS } else { 0 };
         let like = Like { cap: shape.cap, ops, signal_all: shape.signal_all, srq };
         let qp = Qp::create(&id, &pd, [&send_cq, &recv_cq], like)?;
         let mr = Mr::page(setup, &pd, ALL);

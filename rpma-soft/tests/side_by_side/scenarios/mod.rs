@@ -1,5 +1,6 @@
 //! What is done with both providers. A scenario puts down what it saw, each answer under a name of its own.
 
+mod builders;
 mod capacity;
 mod connect;
 mod device;
@@ -54,6 +55,7 @@ const ALL: &[&[Scenario]] = &[
     operations::ALL,
     faults::ALL,
     posting::ALL,
+    builders::ALL,
     states::ALL,
     shared::ALL,
     unasked::ALL,

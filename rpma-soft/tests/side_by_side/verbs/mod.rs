@@ -1,6 +1,7 @@
 //! The objects of verbs and of the connection manager as the tests need them: nothing is checked before the provider is asked, whatever
 //! can be asked without harm can be asked, and every refusal is an errno. `rpma_sys::owned` is for users, and refuses much itself.
 
+pub(crate) mod builders;
 pub(crate) mod cm;
 pub(crate) mod cq;
 pub(crate) mod endpoint;

@@ -192,6 +192,11 @@ impl Qp {
         Ok(Self { raw, ops, id: Rc::clone(id), granted, _pd: Rc::clone(pd), _cqs: cqs, _srq: srq.map(Rc::clone) })
     }
 
+    /// In its extended form, as one has it that was made with builders.
+    pub(crate) fn extended(&self) -> *mut ibv_qp_ex {
+        self.ops.ex.expect("extended builders").qp_ex
+    }
+
     /// Its number.
     pub(crate) fn number(&self) -> u32 {
         // SAFETY: live, and never changed.
