@@ -13,4 +13,4 @@ mod machine;
 mod tests;
 
 pub use event::{Event, Kind, StreamEnd, Voice};
-pub use machine::{Limits, Machine, Output, reason};
+pub use machine::{Limits, Machine, Output, WrongState, reason};
