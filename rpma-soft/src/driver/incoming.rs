@@ -140,6 +140,13 @@ impl Stream {
         with_room(|room| {
             for _ in 0..ROUND {
                 if self.rx.expected.is_empty() {
+                    self.handle_held(qp.as_deref_mut(), cm, now)?;
+                    // A flush has to end first.
+                    if self.rx.held.is_some() {
+                        return Ok(Moved::Idle);
+                    }
+                }
+                if self.rx.expected.is_empty() {
                     // Requests behind the accept wait on the stream until our program has seen that, and made its queue pair ready for
                     // them: on hardware they are sent again.
                     if cm.is_answered() {
@@ -199,8 +206,13 @@ impl Stream {
                     let payload = self.rx.decoder.payload_left();
                     self.rx.decoder.payload_taken(payload);
                     input = &input[input.len().min(payload as usize)..];
-                    // Requests are queued behind each other; everything else has to wait.
-                    if self.rx.payload_is_due() && !matches!(frame, Frame::Request(_)) {
+                    // Requests are queued behind each other, most of them; everything else has to wait for payload.
+                    let waits = match (&frame, &qp) {
+                        (Frame::Request(request), Some(qp)) => qp.holds_back(request),
+                        (Frame::Request(_), None) => false,
+                        _ => self.rx.payload_is_due(),
+                    };
+                    if waits {
                         self.rx.held = Some(Ok(frame));
                     } else {
                         self.handle(frame, qp.as_deref_mut(), cm, now)?;
@@ -296,9 +308,13 @@ impl Stream {
         left
     }
 
-    /// Handles what waited for payload.
+    /// Handles what waited, if it need not any more.
     fn handle_held(&mut self, qp: Option<&mut Qp>, cm: &mut Machine, now: Instant) -> Result<(), StreamEnd> {
-        if self.rx.payload_is_due() {
+        let waits_for_flush = match (&self.rx.held, &qp) {
+            (Some(Ok(Frame::Request(request))), Some(qp)) => qp.holds_back(request),
+            _ => false,
+        };
+        if self.rx.payload_is_due() || waits_for_flush {
             return Ok(());
         }
         match self.rx.held.take() {

@@ -267,3 +267,5 @@ fn requests_behind_one_that_is_half_sent_are_not_sent_in_the_error_state() {
     }
     assert_eq!(a.statuses(Side::Send), [WrFlush; 64]);
 }
+
+mod order;

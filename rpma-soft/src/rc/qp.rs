@@ -279,6 +279,10 @@ impl<M: Memory> RcQp<M> {
     /// [`peer_gone`](Self::peer_gone), so that the program learns of the end before its work fails.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), PeerVanished> {
         self.responder.handle_timeout(now);
+        // What is held back behind a flush of ours holds back the answers behind it.
+        if self.responder.atomic_waits() {
+            self.requester.progress(now);
+        }
         if self.state == QpState::ReadyToSend && self.requester.handle_timeout(now) { Err(PeerVanished) } else { Ok(()) }
     }
 

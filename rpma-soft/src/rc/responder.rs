@@ -79,7 +79,18 @@ pub(super) struct Arrival<L> {
     pub(super) op: Option<Op<L>>,
 }
 
+impl<L> Op<L> {
+    /// Whether what it does to memory depends on what is there, or is seen by others as one.
+    fn is_atomic(&self) -> bool {
+        matches!(self, Self::Atomic { .. } | Self::AtomicWrite { .. })
+    }
+}
+
 impl<L> Arrival<L> {
+    pub(super) fn is_atomic(&self) -> bool {
+        self.op.as_ref().is_some_and(Op::is_atomic)
+    }
+
     /// Whether it holds a receive.
     pub(super) fn holds_receive(&self) -> bool {
         matches!(self.op, Some(Op::Receive(_) | Op::Refuse { receive: Some(_), .. }))
@@ -359,6 +370,11 @@ impl<L> Responder<L> {
             self.busy_at = Some(now + BUSY_INTERVAL);
             self.busy_due = true;
         }
+    }
+
+    /// Whether an atomic operation waits for a flush before it.
+    pub(super) fn atomic_waits(&self) -> bool {
+        self.waiting.iter().any(|(_, op)| op.is_atomic())
     }
 
     /// How many requests are held, carried out or not.

@@ -11,7 +11,15 @@ use crate::rc::{QpEvent, QpState, WcStatus};
 use crate::wire::{Frame, Request, Response, ResponseOp};
 
 impl<M: Memory> RcQp<M> {
-    /// A request of the peer's arrived. The payload of frames before it may be due still: then it is carried out once that is there. How
+    /// Whether `request` has to wait with what comes behind it: its payload would be in place before an atomic operation that was asked
+    /// for earlier is carried out (IBTA volume 1, C9-28). It need not any more when payload that was due is there, or a flush has ended.
+    pub fn holds_back(&self, request: &Request) -> bool {
+        let is_atomic =
+            |incoming: &Incoming<M::Lease>| matches!(&incoming.what, Arriving::Request(arrival) if arrival.is_atomic());
+        request.payload_bytes() != 0 && (self.responder.atomic_waits() || self.incoming.iter().any(is_atomic))
+    }
+
+    /// A request of the peer's arrived, which need not be [held back](Self::holds_back). The payload of frames before it may be due still: then it is carried out once that is there. How
     /// many are handed in so is what bounds the memory that they take.
     ///
     /// # Errors

@@ -65,7 +65,7 @@ fn global_flush_needs_no_job() {
 }
 
 #[test]
-fn behind_a_flush_data_is_placed_and_nothing_is_known() {
+fn behind_a_flush_data_is_placed_and_nothing_is_known_and_atomics_wait_with_what_is_behind_them() {
     let mut pair = Pair::new();
     pair.flushes_end = false;
     let (mr, dst) = (pair.ends[A].memory.register(16), pair.ends[B].memory.register(64));
@@ -79,12 +79,13 @@ fn behind_a_flush_data_is_placed_and_nothing_is_known() {
     pair.run();
     assert_eq!((pair.ends[A].take(), pair.ends[B].take()), (vec![], vec![]));
     assert_eq!(pair.ends[B].memory.read(dst.addr, 7), b"written");
-    assert_eq!(pair.ends[B].memory.read(buf.addr, 7), b"message");
+    assert_eq!(pair.ends[B].memory.read(buf.addr, 7), [0; 7], "nothing passes an atomic");
     assert_eq!(pair.ends[B].memory.read(dst.addr + 8, 16), [0; 16], "atomics do not pass a flush");
     pair.end_flush(B);
     pair.run();
     assert_eq!(pair.ends[A].take(), [1, 2, 3, 4, 5].map(|id| (id, Success)));
     assert_eq!(pair.ends[B].take(), [(1, Success)]);
+    assert_eq!(pair.ends[B].memory.read(buf.addr, 7), b"message");
     assert_eq!(pair.ends[B].memory.read(dst.addr + 8, 8), [1; 8]);
     pair.assert_empty();
 }

@@ -8,7 +8,7 @@ use crate::rc::{
     Completion, Data, Extent, FlushJob, Intake, MemoryFault, Payload, QpCapacity, QpConfig, QpState, Range, RcQp, RecvWr,
     RequesterConfig, ResponderConfig, SendFlags, SendOp, SendWr, Sge, Side, WcStatus,
 };
-use crate::wire::{Decoder, Event, Frame, MAX_HEADER_BYTES, Preamble, Remote, RnrTimer};
+use crate::wire::{Decoder, Event, Frame, MAX_HEADER_BYTES, Preamble, Remote, Request, RnrTimer};
 
 pub(super) const RETRY_TIME: Duration = Duration::from_secs(4);
 /// The time that [`RNR_TIMER`] says.
@@ -48,6 +48,8 @@ pub(super) struct End {
     /// What is under way to this end.
     pub(super) inbound: VecDeque<u8>,
     decoder: Decoder,
+    /// A request that has to wait, with all that is behind it.
+    held: Option<Request>,
     sending: VecDeque<Sending>,
     filling: VecDeque<Filling>,
     /// Flushes that were started and not ended.
@@ -99,6 +101,7 @@ impl End {
             memory,
             inbound: Preamble::encode().into(),
             decoder: Decoder::new(),
+            held: None,
             sending: VecDeque::new(),
             filling: VecDeque::new(),
             jobs: VecDeque::new(),
@@ -235,14 +238,22 @@ impl Pair {
             let n = end.inbound.len().min(max);
             end.inbound.drain(..n).collect()
         };
-        if piece.is_empty() {
+        if piece.is_empty() && end.held.is_none() {
             return false;
         }
         end.qp.note_progress(self.now);
+        let mut moved = false;
         let mut input = std::mem::take(&mut piece);
         let mut input = input.as_mut_slice() as &[u8];
-        while !input.is_empty() {
-            if end.decoder.payload_left() != 0 {
+        while !input.is_empty() || end.held.is_some() {
+            if let Some(request) = end.held {
+                end.place(self.now);
+                if end.qp.holds_back(&request) {
+                    // It stays where it is, with all that is behind it.
+                    input.iter().rev().for_each(|&byte| end.inbound.push_front(byte));
+                    return moved;
+                }
+            } else if end.decoder.payload_left() != 0 {
                 let n = input.len().min(end.decoder.payload_left() as usize);
                 let (data, rest) = input.split_at(n);
                 input = rest;
@@ -250,9 +261,16 @@ impl Pair {
                 let filling = end.filling.back_mut().unwrap();
                 filling.data.extend_from_slice(data);
                 filling.is_whole = end.decoder.payload_left() == 0;
+                moved = true;
                 continue;
             }
-            let frame = match end.decoder.next(&mut input) {
+            let held = end.held.take().map(|request| Ok(Some(Event::Frame(Frame::Request(request)))));
+            let frame = match held.unwrap_or_else(|| end.decoder.next(&mut input)) {
+                Ok(Some(Event::Frame(Frame::Request(request)))) if end.qp.holds_back(&request) => {
+                    end.held = Some(request);
+                    moved = true;
+                    continue;
+                }
                 Ok(Some(Event::Frame(frame))) => frame,
                 Ok(_) => continue,
                 Err(_) => {
@@ -260,6 +278,7 @@ impl Pair {
                     return true;
                 }
             };
+            moved = true;
             end.frames.push(frame);
             if !matches!(frame, Frame::Request(_)) {
                 end.place(self.now);
@@ -330,6 +349,7 @@ impl Pair {
             end.inbound.clear();
             end.sending.clear();
             end.filling.clear();
+            end.held = None;
             end.qp.peer_gone(self.now);
             end.poll();
         }
