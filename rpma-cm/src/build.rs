@@ -1,12 +1,14 @@
 //! Making the queues of a connection.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rpma_mr::ErrorCode;
 use rpma_mr::sys::owned::{CmId, CompChannel, Cq, Qp, QpCap, QpRequest};
 
 use crate::conn_cfg::{ConnCfg, OpMode};
+use crate::event::shown;
 use crate::parameters::ParameterError;
 use crate::peer::Peer;
 use crate::queue::Queue;
@@ -52,6 +54,9 @@ pub enum BuildError {
         .asked.send_wr, .asked.send_sge, .asked.inline_bytes, .asked.recv_wr, .asked.recv_sge
     )]
     Qp { asked: QpCap, source: io::Error },
+    /// An incoming request's peer did not wait for the answer.
+    #[error("the peer{} gave its request up before it was accepted", shown(.peer_addr))]
+    PeerGone { peer_addr: Option<SocketAddr> },
     /// [`OpMode::Native`] was asked for.
     #[error(
         "native {operation} was asked for, and the device {device} or its rdma-core has none: ask for the automatic or the emulated one"
@@ -84,6 +89,7 @@ impl BuildError {
             | Self::ReceiveCq { .. }
             | Self::CompChannel(_)
             | Self::Qp { .. }
+            | Self::PeerGone { .. }
             | Self::NoNative { .. }
             | Self::AckTimeout { .. }
             | Self::Port { .. }

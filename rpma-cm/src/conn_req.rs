@@ -9,6 +9,7 @@ use rpma_mr::ErrorCode;
 use rpma_mr::sys::owned::ConnParam;
 
 use crate::cq::CompletionQueue;
+use crate::event::shown;
 use crate::link::Link;
 use crate::parameters::Parameters;
 use crate::post_error::PostError;
@@ -22,6 +23,10 @@ pub enum ConnectError {
     /// Found before the call.
     #[error(transparent)]
     PrivateData(#[from] PrivateDataTooLong),
+    /// The peer of an incoming request did not wait for the answer.
+    #[error("the peer{} gave its request up before it was accepted", shown(.peer_addr))]
+    #[expect(missing_docs, reason = "the message explains its field")]
+    PeerGone { peer_addr: Option<SocketAddr> },
     /// The connection manager refused.
     #[error("the connection manager refused")]
     Provider(#[source] io::Error),
@@ -33,7 +38,7 @@ impl ConnectError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::PrivateData(e) => e.code(),
-            Self::Provider(_) => ErrorCode::Provider,
+            Self::PeerGone { .. } | Self::Provider(_) => ErrorCode::Provider,
         }
     }
 }

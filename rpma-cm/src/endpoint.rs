@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use crate::build::BuildError;
 use crate::conn_cfg::ConnCfg;
 use crate::conn_req::ConnReq;
+use crate::event::shown;
 use crate::incoming::{Incoming, IncomingRequest};
 use crate::peer::Peer;
 use crate::wait::{Flag, Wait, any_of, until_readable};
@@ -104,9 +105,12 @@ pub enum RequestError {
     /// A request came in and could not be given a channel of its own; its peer was rejected.
     #[error("a request could not be taken over, and its peer was rejected; is there a descriptor left (`ulimit -n`)?")]
     Adopt(#[source] io::Error),
+    /// A request came in whose peer did not wait for the answer.
+    #[error("the peer{} gave its request up before it was accepted", shown(.peer_addr))]
+    PeerGone { peer_addr: Option<SocketAddr> },
     /// The queues could not be made; the peer was rejected.
     #[error("the queues for a request cannot be made, and its peer was rejected")]
-    Build(#[from] BuildError),
+    Build(#[source] BuildError),
 }
 
 impl RequestError {
@@ -117,7 +121,16 @@ impl RequestError {
             Self::NoRequest | Self::Closed => ErrorCode::NoEvent,
             Self::DeviceRemoved | Self::Unexpected { .. } => ErrorCode::InvalidArgument,
             Self::Build(e) => e.code(),
-            Self::Provider(_) | Self::Adopt(_) => ErrorCode::Provider,
+            Self::Provider(_) | Self::Adopt(_) | Self::PeerGone { .. } => ErrorCode::Provider,
+        }
+    }
+}
+
+impl From<BuildError> for RequestError {
+    fn from(error: BuildError) -> Self {
+        match error {
+            BuildError::PeerGone { peer_addr } => Self::PeerGone { peer_addr },
+            error => Self::Build(error),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 
 use rpma_mr::ErrorCode;
 use rpma_mr::sys::owned::{CmEvent, CmEventKind};
@@ -82,7 +83,10 @@ pub enum ConnEvent {
     /// The peer disconnected, or answered our own disconnect; a second one can follow when the transport's time-wait is over, and it
     /// can come without [`Established`](Self::Established). Everything posted completes with an error.
     Closed,
-    /// The connection failed, or its device is gone. Everything posted completes with an error.
+    /// The connection manager could not bring the connection up, or the device is gone. Everything posted completes with an error.
+    ///
+    /// An operation that fails is told by its completion, and not by an event: after one, the connection takes no more, and whoever reads
+    /// that ends it with `disconnect`, which the other side then reads.
     Lost,
     /// The peer does not want the connection, or nobody listens there.
     Rejected(Rejection),
@@ -119,6 +123,11 @@ impl EventError {
             Self::Provider(_) => ErrorCode::Provider,
         }
     }
+}
+
+/// For messages: an address behind whose it is, if it is known.
+pub(crate) fn shown(addr: &Option<SocketAddr>) -> String {
+    addr.map_or_else(String::new, |addr| format!(" {addr}"))
 }
 
 /// An event as it waits to be read.

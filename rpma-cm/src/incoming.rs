@@ -130,8 +130,12 @@ impl IncomingRequest {
     /// # Errors
     ///
     /// [`BuildError`]; the peer is then rejected at once, and everything is freed.
-    pub fn prepare(self, cfg: &ConnCfg) -> Result<ConnReq<Incoming>, BuildError> {
-        let link = Link::build(&self.peer, &self.id, cfg)?;
+    pub fn prepare(mut self, cfg: &ConnCfg) -> Result<ConnReq<Incoming>, BuildError> {
+        let link = Link::build(&self.peer, &self.id, cfg).map_err(|e| match e {
+            // No queue pair is made for an identifier whose connection is over; and then there is nobody to reject.
+            BuildError::Qp { .. } if self.reject.now().is_err() => BuildError::PeerGone { peer_addr: self.id.peer_addr() },
+            e => e,
+        })?;
         let _only_here = link.private_data.set(self.private_data);
         Ok(ConnReq { direction: Incoming { reject: self.reject, peer_takes: self.peer_takes }, link: EndOnDrop::new(link) })
     }
@@ -203,7 +207,11 @@ impl ConnReq<Incoming> {
         let link = &self.link.link;
         let initiator_depth = link.parameters.initiator_depth_towards(self.direction.peer_takes);
         let parameters = Parameters { initiator_depth, ..link.parameters };
-        link.id().accept(param(parameters, private_data)).map_err(ConnectError::Provider)?;
+        link.id().accept(param(parameters, private_data)).map_err(|e| match e.kind() {
+            // What is asked for was checked, so it is the request that is over; no event tells of one that is not accepted.
+            io::ErrorKind::InvalidInput => ConnectError::PeerGone { peer_addr: link.id().peer_addr() },
+            _ => ConnectError::Provider(e),
+        })?;
         self.direction.reject.defuse();
         // The client may send as soon as it hears of it.
         link.set_rnr_timer();
@@ -242,13 +250,15 @@ impl RejectOnDrop {
     fn defuse(mut self) {
         self.0 = None;
     }
+
+    fn now(&mut self) -> io::Result<()> {
+        self.0.take().map_or(Ok(()), |id| id.reject(&[]))
+    }
 }
 
 impl Drop for RejectOnDrop {
     fn drop(&mut self) {
-        if let Some(id) = self.0.take()
-            && let Err(e) = id.reject(&[])
-        {
+        if let Err(e) = self.now() {
             // The client may be gone already; then there is nobody to tell.
             log::debug!("rejecting a request that was dropped: {e}");
         }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::thread;
+use std::time::Instant;
 
 use rpma::prelude::*;
 use rpma::sys::testing::CountingProvider;
@@ -205,6 +206,44 @@ fn absurd_queue_sizes_fail_the_incoming_request_reject_its_client_and_leave_the_
         assert!(matches!(error, RequestError::Build(BuildError::Cq { .. })), "{error:?}");
         assert_eq!(error.code(), ErrorCode::Provider);
         assert_eq!(rejection(&pending).reason, NOT_WANTED);
+    }
+    let pending = ConnReq::new(&peer, addr, &cfg()).unwrap().connect(&[]).unwrap();
+    let (client, server) = accepted(&pending, endpoint.next_conn_req(&cfg(), LIMIT).unwrap());
+    write_goes_through(&client, &server);
+}
+
+#[test]
+fn client_that_gave_up_is_told_of_as_that_and_the_endpoint_goes_on() {
+    let peer = peer();
+    let (endpoint, addr) = listen(&peer);
+    // What the client does is on its way for a while: until it is there before the server's step, the server notices later.
+    let start = Instant::now();
+    let ask = || {
+        assert!(start.elapsed() < LIMIT, "no client was gone in time");
+        let pending = ConnReq::new(&peer, addr, &cfg()).unwrap().connect(&[]).unwrap();
+        readable(&endpoint);
+        pending
+    };
+    loop {
+        drop(ask());
+        match endpoint.next_conn_req(&cfg(), LIMIT) {
+            Ok(request) => drop(request),
+            Err(RequestError::PeerGone { peer_addr }) => break assert_eq!(peer_addr.unwrap().ip(), addr.ip()),
+            Err(e) => panic!("{e:?}"),
+        }
+    }
+    // After its queues were made.
+    loop {
+        let pending = ask();
+        let request = endpoint.next_conn_req(&cfg(), LIMIT);
+        let Ok(request) = request else { continue };
+        drop(pending);
+        thread::yield_now();
+        match request.connect(&[]) {
+            Ok(pending) => drop(pending),
+            Err(ConnectError::PeerGone { peer_addr }) => break assert_eq!(peer_addr.unwrap().ip(), addr.ip()),
+            Err(e) => panic!("{e:?}"),
+        }
     }
     let pending = ConnReq::new(&peer, addr, &cfg()).unwrap().connect(&[]).unwrap();
     let (client, server) = accepted(&pending, endpoint.next_conn_req(&cfg(), LIMIT).unwrap());
