@@ -216,4 +216,18 @@ mod tests {
             assert!(error.to_string().contains("status -7"));
         }
     }
+
+    #[test]
+    fn each_event_is_printed_by_its_name() {
+        let rejected = ConnEvent::Rejected(Rejection { reason: 28, private_data: vec![1] });
+        for (event, text) in [
+            (ConnEvent::Established, "Established"),
+            (ConnEvent::Closed, "Closed"),
+            (ConnEvent::Lost, "Lost"),
+            (rejected, "Rejected(Rejection { reason: 28, private_data: \"\\x01\" })"),
+            (ConnEvent::Unreachable, "Unreachable"),
+        ] {
+            assert_eq!(format!("{event:?}"), text);
+        }
+    }
 }

@@ -719,9 +719,12 @@ mod tests {
     }
 
     #[test]
-    fn registered_memory_is_copied_and_loaded_within_its_bounds() {
+    fn registered_memory_is_at_its_address_and_is_copied_and_loaded_within_its_bounds() {
         let fake = fake();
-        let region = domain(&fake).register(pages(), Usage::WRITE_DST).unwrap();
+        let memory = pages();
+        let at = memory.as_slice().as_ptr();
+        let region = domain(&fake).register(memory, Usage::WRITE_DST).unwrap();
+        assert_eq!(region.as_ptr().cast_const(), at);
         region.write_at(100, b"persistent").unwrap();
         let mut copy = [0; 10];
         region.read_at(100, &mut copy).unwrap();

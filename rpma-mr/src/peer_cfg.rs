@@ -249,6 +249,13 @@ mod tests {
     }
 
     #[test]
+    fn configuration_is_copied_and_holds_nothing_to_free() {
+        fn is_copy<T: Copy>() {}
+        is_copy::<PeerCfg>();
+        assert!(!std::mem::needs_drop::<PeerCfg>());
+    }
+
+    #[test]
     fn configuration_has_its_golden_bytes_both_ways() {
         for (cfg, bytes) in golden() {
             assert_eq!(*cfg.to_bytes(), *bytes, "{cfg:?}");

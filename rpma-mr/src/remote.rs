@@ -311,6 +311,13 @@ mod tests {
     }
 
     #[test]
+    fn region_of_a_peer_is_copied_and_holds_nothing_to_free() {
+        fn is_copy<T: Copy>() {}
+        is_copy::<RemoteMr>();
+        assert!(!std::mem::needs_drop::<RemoteMr>());
+    }
+
+    #[test]
     fn region_shows_what_its_descriptor_says() {
         let descriptor = MrDescriptor::new(0x1000, 100, 7, USAGE).unwrap();
         let region = RemoteMr::from_descriptor(&descriptor.to_bytes()).unwrap();
