@@ -246,7 +246,7 @@
 //! # Futures
 //!
 //! [`Async`] makes the waiting calls of endpoints, connections and completion queues futures, and each of them a stream, on any runtime that
-//! can wait for a descriptor ([`Readiness`]). The feature `tokio` has that for tokio: the module `rpma::tokio`, with an example (`cargo doc -p rpma --features
+//! can wait for a descriptor ([`Readiness`]). A [`Dispatcher`] and the events of a device ([`DeviceEvents`]) are waited for the same way. The feature `tokio` has that for tokio: the module `rpma::tokio`, with an example (`cargo doc -p rpma --features
 //! tokio` shows it). Dropping a
 //! future loses nothing.
 //!
@@ -288,6 +288,8 @@
 //!
 //! Each operation has its own error type, whose variants carry the values that failed, and whose `code()` is librpma's number for it
 //! ([`ErrorCode`]).
+// Without the feature there is no such type, and the link leads to the section that it stands in.
+#![cfg_attr(not(feature = "soft"), doc = "", doc = "[`soft::Soft`]: #which-provider")]
 #![forbid(unsafe_code)]
 
 mod provider;
