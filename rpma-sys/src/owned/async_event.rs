@@ -155,3 +155,34 @@ fn read(raw: &ibv_async_event) -> AsyncEvent {
     };
     AsyncEvent { kind: raw.event_type, element, address }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_of_a_port_tell_its_number_and_no_others_do() {
+        let told = |event_type| {
+            let mut raw = ibv_async_event { event_type, ..Default::default() };
+            raw.element.port_num = 2;
+            let event = read(&raw);
+            assert_eq!(event.kind, event_type);
+            event.element
+        };
+        for kind in [
+            IBV_EVENT_PORT_ACTIVE,
+            IBV_EVENT_PORT_ERR,
+            IBV_EVENT_LID_CHANGE,
+            IBV_EVENT_PKEY_CHANGE,
+            IBV_EVENT_SM_CHANGE,
+            IBV_EVENT_CLIENT_REREGISTER,
+            IBV_EVENT_GID_CHANGE,
+        ] {
+            assert_eq!(told(kind), AsyncElement::Port(2), "{kind}");
+        }
+        // What follows the kinds of today is about the device, as far as we know.
+        for kind in [IBV_EVENT_DEVICE_FATAL, IBV_EVENT_WQ_FATAL, IBV_EVENT_WQ_FATAL + 1] {
+            assert_eq!(told(kind), AsyncElement::Device, "{kind}");
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! What soft-RoCE puts on the network, and what it does when nothing comes back.
 
+use std::fs;
 use std::net::Ipv4Addr;
 use std::num::NonZeroU32;
 use std::process::Command;
@@ -8,10 +9,11 @@ use std::time::Instant;
 
 use rpma::prelude::*;
 use rpma::sys::bindings::IBV_WC_RETRY_EXC_ERR;
+use rpma::{DeviceEventKind, DeviceEventSubject, DeviceEvents};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
 
 use crate::environment::{interface_of, silent_neighbour};
-use crate::support::{LIMIT, Pair, addr, cfg, failed, in_time, is_readable, peer};
+use crate::support::{LIMIT, Pair, addr, addr6, cfg, failed, in_time, is_readable, peer, provider, takes_connections};
 
 /// An address of the device under test, beside its own, for as long as this lives.
 struct SecondAddress {
@@ -127,4 +129,86 @@ fn packets_carry_the_type_of_service_that_was_asked_for() {
         });
         assert_eq!(told, asked);
     }
+}
+
+/// The interface of the address under test, which a test takes down; it is up again when this goes.
+struct Link {
+    interface: String,
+    /// Whether the kernel kept IPv6 addresses of an interface that is down, and where that is set.
+    kept: String,
+    setting: String,
+    addresses: Vec<String>,
+}
+
+impl Link {
+    fn of_the_device() -> Self {
+        let interface = interface_of(&addr().to_string());
+        // Others on this machine use it.
+        assert_ne!(interface, "lo", "the address under test is on a device of its own");
+        let setting = format!("/proc/sys/net/ipv6/conf/{interface}/keep_addr_on_down");
+        let kept = fs::read_to_string(&setting).unwrap();
+        fs::write(&setting, "1").unwrap();
+        let addresses = addresses_of(&interface);
+        Self { interface, kept, setting, addresses }
+    }
+
+    fn set(&self, state: &str) {
+        assert!(Command::new("ip").args(["link", "set", &self.interface, state]).status().unwrap().success(), "{state}");
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.set("up");
+        // The kernel makes the link-local address again, a moment later.
+        let start = Instant::now();
+        while addresses_of(&self.interface) != self.addresses && start.elapsed() < LIMIT {
+            thread::yield_now();
+        }
+        fs::write(&self.setting, &self.kept).unwrap();
+        if !thread::panicking() {
+            assert_eq!(addresses_of(&self.interface), self.addresses);
+        }
+    }
+}
+
+/// The addresses of an interface, without what is about their time.
+fn addresses_of(interface: &str) -> Vec<String> {
+    let output = Command::new("ip").args(["-o", "addr", "show", "dev", interface]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    // "2: eth0    inet 10.0.0.1/24 …"
+    let mut addresses: Vec<_> = text.lines().map(|line| line.split_whitespace().take(4).collect::<Vec<_>>().join(" ")).collect();
+    addresses.sort();
+    addresses
+}
+
+#[test]
+#[ignore = "takes the network card down, so nothing else may run: target/suite/kernel --ignored network::port"]
+fn port_whose_link_goes_down_and_comes_back_is_told_both_with_its_number() {
+    let peer = peer();
+    let events = DeviceEvents::of(peer.device()).unwrap();
+    while events.next_event(Wait::Now).is_ok() {}
+    {
+        let link = Link::of_the_device();
+        for (state, kind) in [("down", DeviceEventKind::PortError), ("up", DeviceEventKind::PortActive)] {
+            link.set(state);
+            // Its addresses come and go with it, which are other events.
+            let event = loop {
+                let event = events.next_event(LIMIT).unwrap();
+                if event.kind() == kind {
+                    break event;
+                }
+            };
+            assert_eq!(event.subject(), DeviceEventSubject::Port(1), "{state}");
+        }
+    }
+    // As it was: the device has both addresses again, a moment after the interface.
+    let start = Instant::now();
+    for address in [addr().to_string(), addr6().to_string()] {
+        while let Err(e) = Device::local(&provider(), &address) {
+            assert!(start.elapsed() < LIMIT, "{address}: {e:?}");
+            thread::yield_now();
+        }
+    }
+    takes_connections(&addr6().to_string(), addr6());
 }
