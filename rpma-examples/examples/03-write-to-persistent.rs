@@ -2,6 +2,7 @@
 
 use std::env;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{self, ExitCode};
 
 use rpma::prelude::*;
@@ -16,10 +17,11 @@ fn main() -> ExitCode {
 }
 
 fn server(peer: &Peer, endpoint: &Endpoint) -> SideResult {
-    // A DAX device, or a file on any file system; `EXAMPLE_PMEM` names it. The software provider makes an ordinary file durable too.
+    // A DAX device, or a file on any file system; `EXAMPLE_PMEM` names it. The software provider makes a file on a disk durable too; the
+    // directory for temporary files may be memory, which keeps nothing.
     let (path, is_ours) = match env::var_os("EXAMPLE_PMEM") {
         Some(path) => (path.into(), false),
-        None => (env::temp_dir().join(format!("rpma-example-{}", process::id())), true),
+        None => (Path::new("/var/tmp").join(format!("rpma-example-{}", process::id())), true),
     };
     let memory = PersistentMemory::open(&path, REGION_BYTES)?;
     let is_direct = memory.is_direct();

@@ -5,6 +5,7 @@
 
 use std::fs::OpenOptions;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{self, ExitCode};
 
 use rpma::prelude::*;
@@ -20,7 +21,8 @@ fn main() -> ExitCode {
 }
 
 fn server(peer: &Peer, endpoint: &Endpoint) -> SideResult {
-    let path = std::env::temp_dir().join(format!("rpma-example-{}", process::id()));
+    // On a disk: the directory for temporary files may be memory, which keeps nothing.
+    let path = Path::new("/var/tmp").join(format!("rpma-example-{}", process::id()));
     // Memory that the client writes to, and the file that is to keep it.
     let region = peer.register(AnonPages::new(REGION_BYTES)?, Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY)?;
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;

@@ -104,7 +104,7 @@ fn survive(host: Option<String>) -> Result<(), AnyError> {
     // Whatever waits for the connection wakes: this learns of the end within milliseconds.
     let end = conn.next_event(Duration::from_secs(30))?;
     println!("client: the server is gone: {end:?}");
-    // What is posted from now on completes with an error that names the cause.
+    // What is posted from now on is flushed: it completes with an error that says so, and no more. Why, the event above has told.
     conn.write(target.slice(..64)?, source.slice(..64)?, Signal::Always, 7)?;
     let lost = conn.cq().wait(Duration::from_secs(5))?;
     match lost.result() {
