@@ -7,6 +7,8 @@ use rpma_mr::sys::bindings::{
 };
 use rpma_mr::sys::owned::Cq;
 
+use crate::signals::Ticket;
+
 /// The operation that a completion belongs to, as it was posted. Known for failed ones too, since we keep it; the completion's own
 /// opcode means nothing then, and differs between native and emulated operations.
 ///
@@ -176,6 +178,7 @@ pub struct Completion {
     context: u64,
     qp_num: u32,
     result: Result<Outcome, CompletionError>,
+    ticket: Option<Ticket>,
 }
 
 impl Completion {
@@ -187,7 +190,16 @@ impl Completion {
             let (status, vendor_err) = (wc.status, wc.vendor_err);
             Err(CompletionError { operation, context, status, text: cq.status_text(status), vendor_err })
         };
-        Self { operation, context, qp_num: wc.qp_num, result }
+        Self { operation, context, qp_num: wc.qp_num, result, ticket: None }
+    }
+
+    /// The same, of a request that a [`Signals`](crate::Signals) counts.
+    pub(crate) fn with_ticket(self, ticket: Option<Ticket>) -> Self {
+        Self { ticket, ..self }
+    }
+
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        self.ticket
     }
 
     /// The operation that was posted.

@@ -446,11 +446,17 @@ impl Link {
 
     pub(crate) fn retire(&self, wc: &ibv_wc, queue: &Queue) -> Retired {
         let succeeded = wc.status == IBV_WC_SUCCESS;
+        let mut ticket = None;
         let (operation, context) = match recv_number(wc.wr_id) {
             None => match lock(&self.sent).retire(wc.wr_id) {
                 Some(Entry { op: Sent::EndMarker, .. }) => return Retired::Silent,
                 Some(Entry { op: Sent::Operation(_, Signal::OnError), .. }) if succeeded => return Retired::Silent,
-                Some(Entry { op: Sent::Operation(operation, _), context }) => (operation, context),
+                Some(Entry { op: Sent::Operation(operation, signal), context }) => {
+                    if let Signal::Counted(of) = signal {
+                        ticket = Some(of);
+                    }
+                    (operation, context)
+                }
                 None => return Retired::Stray,
             },
             Some(number) => match &self.receives {
@@ -461,7 +467,7 @@ impl Link {
                 Receives::Shared(srq) => return srq.retire(wc, &queue.cq),
             },
         };
-        Retired::Completion(Completion::of(operation, context, wc, &queue.cq))
+        Retired::Completion(Completion::of(operation, context, wc, &queue.cq).with_ticket(ticket))
     }
 
     /// Requests that complete into one of the queues, and have not been polled.

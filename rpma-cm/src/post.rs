@@ -13,6 +13,7 @@ use crate::ledger::{Entry, Full, Ledger};
 use crate::link::{ATOMIC_BYTES, Link, Receives, lock};
 use crate::peer::FLUSH_TARGET_BYTES;
 use crate::post_error::{PostError, RECEIVE, SEND};
+use crate::signals::Ticket;
 use crate::source::{Inline, Limits, Payload, Ranges, Sges, Source, check_local, inline_side, local_side};
 
 /// Whether a completion is wanted on success too. There is always one on failure.
@@ -46,6 +47,8 @@ pub enum Signal {
     /// be without completions, the library asks for one itself and keeps it to itself, so polling always frees slots. For who would
     /// rather wait than poll, [`Signals`](crate::Signals) says which requests of a stream need one.
     OnError,
+    /// Always, and a [`Signals`](crate::Signals) recognises it, which alone gives this.
+    Counted(Ticket),
 }
 
 /// What the send ledger knows of a request.
@@ -310,7 +313,7 @@ impl Link {
     pub(crate) fn options(&self, request: &Request<'_>, wr_id: u64) -> SendOptions {
         // One number in every queue's length is signaled, whatever was asked for: a full queue always has something that completes.
         let every = u64::from(self.sq_size);
-        let signaled = request.signal == Signal::Always || wr_id % every == every - 1;
+        let signaled = request.signal != Signal::OnError || wr_id % every == every - 1;
         SendOptions { wr_id, signaled, fence: request.fence }
     }
 

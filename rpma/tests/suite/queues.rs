@@ -157,6 +157,42 @@ fn long_stream_with_selective_signalling_never_fills_the_queue_and_completes_twi
     assert_eq!(bytes(&target, 0, 8), b"the last");
 }
 
+/// The other's are before, between and behind, and have the same contexts: none of them says that the flush is done.
+#[test]
+fn selective_signalling_beside_others_counts_its_own_completions_alone() {
+    let Pair { client, server } = &pair_of_sizes(20, 8, 8);
+    let target = region(server.peer(), 8, Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY);
+    let there = remote(&target).all();
+    let (mut signals, mut others) = (Signals::with_room(client, 4), Signals::with_room(client, 2));
+    let write = |signal| client.write(RemoteSlice::NULL, LocalSlice::null(), signal, 7);
+    for _ in 0..50 {
+        signals.post(write).unwrap();
+        write(Signal::Always).unwrap();
+        others.post_signaled(write).unwrap();
+        signals.post_signaled(|signal| client.flush(there, FlushType::Visibility, signal, 7)).unwrap();
+        write(Signal::Always).unwrap();
+        for (operation, are_owed) in
+            [(Operation::Write, (true, true)), (Operation::Write, (true, false)), (Operation::Flush, (false, false))]
+        {
+            assert!(signals.is_owed());
+            let completion = complete(client, 7);
+            for signals in [&mut signals, &mut others] {
+                signals.completed(&completion);
+            }
+            assert_eq!((completion.operation(), (signals.is_owed(), others.is_owed())), (operation, are_owed));
+        }
+        signals.completed(&complete(client, 7));
+        assert!(!signals.is_full() && !others.is_full());
+    }
+    // No more room than the queue has.
+    let mut all = Signals::with_room(client, 1_000);
+    for _ in 0..8 {
+        assert!(!all.is_full());
+        all.post(write).unwrap();
+    }
+    assert!(all.is_full() && matches!(write(Signal::OnError), Err(PostError::QueueFull { .. })));
+}
+
 #[test]
 fn granted_sizes_are_those_asked_for_or_more() {
     let pair = pair_of_sizes(3, 5, 7);
