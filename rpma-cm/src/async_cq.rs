@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
@@ -14,6 +15,8 @@ use crate::completion::Completion;
 use crate::conn::Conn;
 use crate::cq::{CompletionQueue, CqError, CqRole, both, shares_channel};
 use crate::dispatcher::{Dispatched, Dispatcher};
+use crate::link::Link;
+use crate::pending::PendingConn;
 use crate::readiness::Readiness;
 
 impl Waitable for CompletionQueue {}
@@ -139,8 +142,7 @@ impl Conn {
     ///
     /// [`CqError::NotSharedChannel`] as for [`wait`](Self::wait).
     pub fn shared_queues(&self) -> Result<SharedQueues, CqError> {
-        shares_channel(self.link())?;
-        Ok(SharedQueues(self.clone()))
+        shared_queues(self.link())
     }
 }
 
@@ -236,6 +238,91 @@ impl<R: Readiness> Stream for Async<Dispatcher, R> {
             next => Some(next),
         })
     }
+}
+
+impl<R: Readiness> Async<Conn, R> {
+    /// The next completion of both queues, which share their channel, and where it was: [`Conn::wait`].
+    ///
+    /// Has the runtime watch the queues for this one call. Who waits often makes an `Async` of [`Conn::shared_queues`] and keeps it.
+    ///
+    /// Dropping the future loses no completion.
+    ///
+    /// ```
+    /// use rpma::{CqRole, prelude::*, tokio::Async};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+    /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// # server.recv(LocalSlice::null(), 0)?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut conn = Async::new(conn)?;
+    /// conn.send(LocalSlice::null(), Signal::Always, 7)?;
+    /// let (role, completion) = conn.wait().await?;
+    /// assert_eq!((role, completion.context()), (CqRole::Main, 7));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Conn::wait`], without the end of the time; [`CqError::Wait`] if the runtime refuses to watch them.
+    #[doc(alias = "rpma_conn_wait")]
+    pub async fn wait(&mut self) -> Result<(CqRole, Completion), CqError> {
+        let queues = self.of.shared_queues()?;
+        self.wait_at(queues).await
+    }
+}
+
+impl<R: Readiness> Async<PendingConn, R> {
+    /// The next completion of both queues, which share their channel, and where it was: [`PendingConn::wait`]. As for an established
+    /// connection, for this one call.
+    ///
+    /// Dropping the future loses no completion.
+    ///
+    /// ```
+    /// use rpma::{CqRole, prelude::*, tokio::Async};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut pending = Async::new(ConnReq::new(&peer, addr, &cfg)?.connect(&[])?)?;
+    /// pending.recv(LocalSlice::null(), 7)?;
+    /// # endpoint.next_request(Duration::from_secs(10))?.reject(&[])?; // the peer's answer
+    /// let (role, completion) = pending.wait().await?; // by itself, when the peer has rejected it
+    /// assert_eq!((role, completion.context()), (CqRole::Receive, 7));
+    /// assert!(completion.result().is_err_and(|e| e.is_flushed()));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`PendingConn::wait`], without the end of the time; [`CqError::Wait`] if the runtime refuses to watch them.
+    #[doc(alias = "rpma_conn_wait")]
+    pub async fn wait(&mut self) -> Result<(CqRole, Completion), CqError> {
+        let queues = shared_queues(&self.of.0)?;
+        self.wait_at(queues).await
+    }
+}
+
+impl<T: Waitable, R: Readiness> Async<T, R> {
+    /// One completion of `queues`, by a registration of their own: this one's is for other events.
+    async fn wait_at(&mut self, queues: SharedQueues) -> Result<(CqRole, Completion), CqError> {
+        let mut queues: Async<_, R> = Async::new(queues).map_err(CqError::Wait)?;
+        // The turns are this one's: the other one ends with the call.
+        poll_fn(|context| self.in_turn(context, |_, context| queues.poll_completion(context))).await
+    }
+}
+
+fn shared_queues(link: &Arc<Link>) -> Result<SharedQueues, CqError> {
+    shares_channel(link)?;
+    Ok(SharedQueues(Conn(Arc::clone(link))))
 }
 
 fn next<T>(found: Result<T, CqError>) -> Option<Result<T, CqError>> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_core::Stream;
 use rpma::prelude::*;
-use rpma::{ConnReqError, CqError, CqRole, EstablishError, RequestError};
+use rpma::{ConnReqError, CqError, CqRole, EstablishError, EventError, RequestError};
 
 use super::executor::{Async, Note, Resolution, block_on, block_on_dropped, meanwhile, polled_once, polled_once_by};
 use crate::support::{LIMIT, Pair, addr, cfg, complete, in_time, listen, peer, readable, region, request, still_works};
@@ -319,23 +319,70 @@ fn both_queues_of_a_shared_channel_are_waited_for_at_once() {
 }
 
 #[test]
+fn both_queues_are_waited_for_at_the_connection_itself_established_or_not_and_no_thread_is_blocked() {
+    let peer = peer();
+    let (endpoint, _) = listen(&peer);
+    let shared = cfg().rcq_size(10).shared_channel(true);
+    let Pair { client, server } = Pair::connect(&peer, &shared, &peer, &cfg());
+    let (mut client, mut server) = (Async::new(client).unwrap(), Async::new(server).unwrap());
+    assert!(matches!(block_on(server.wait()), Err(CqError::NotSharedChannel)));
+    for n in 0..20 {
+        client.recv(LocalSlice::null(), n).unwrap();
+        assert!(polled_once(client.wait()).is_pending());
+        server.send(LocalSlice::null(), Signal::Always, n).unwrap();
+        complete(&server, n);
+        let (role, completion) = block_on_dropped(async || client.wait().await).unwrap();
+        assert_eq!((role, completion.context()), (CqRole::Receive, n));
+        write_nothing(&client, n);
+        let (role, completion) = block_on(client.wait()).unwrap();
+        assert_eq!((role, completion.context()), (CqRole::Main, n));
+    }
+    // Its own events are waited for as ever.
+    server.disconnect().unwrap();
+    assert_eq!(block_on(client.next_event()).unwrap(), ConnEvent::Closed);
+    assert!(matches!(block_on(client.wait()), Err(CqError::Drained)));
+
+    let request = ConnReq::new(&peer, endpoint.local_addr().unwrap(), &shared).unwrap();
+    let mut pending = Async::new(request.connect(&[]).unwrap()).unwrap();
+    pending.recv(LocalSlice::null(), 7).unwrap();
+    assert!(polled_once(pending.wait()).is_pending());
+    endpoint.next_request(LIMIT).unwrap().reject(&[]).unwrap();
+    let (role, completion) = block_on_dropped(async || pending.wait().await).unwrap();
+    assert_eq!((role, completion.context()), (CqRole::Receive, 7));
+    assert!(completion.result().unwrap_err().is_flushed());
+    assert!(matches!(block_on(pending.next_event()), Ok(PendingEvent::Rejected(_))));
+}
+
+#[test]
 fn closing_wakes_every_task() {
     let peer = peer();
     let (endpoint, _) = listen(&peer);
     let Pair { client, server: _server } = Pair::new();
     let srq = peer.new_srq(&SrqCfg::new()).unwrap();
+    // Its server lives, or the end would be told.
+    let Pair { client: both, server: _other } = Pair::connect(&peer, &cfg().rcq_size(1).shared_channel(true), &peer, &cfg());
+    // Nobody answers it.
+    let (pending, _incoming) = request(&peer, &endpoint, &[]);
+    let mut asked = Async::new(pending).unwrap();
+    assert!(polled_once(asked.next_event()).is_pending() && polled_once(asked.established()).is_pending());
     thread::scope(|scope| {
         let requests = scope.spawn(|| block_on(next(&mut Async::new(&endpoint).unwrap())).is_none());
         let events = scope.spawn(|| block_on(next(&mut Async::new(client.clone()).unwrap())).is_none());
         let own = scope.spawn(|| block_on(next(&mut Async::new(client.cq()).unwrap())).is_none());
         let shared = scope.spawn(|| block_on(next(&mut Async::new(srq.rcq().unwrap()).unwrap())).is_none());
+        let queues = scope.spawn(|| block_on(next(&mut Async::new(both.shared_queues().unwrap()).unwrap())).is_none());
+        let at_conn = scope.spawn(|| matches!(block_on(Async::new(both.clone()).unwrap().wait()), Err(CqError::Closed)));
         endpoint.close();
         client.close();
+        both.close();
         srq.close();
-        for waiting in [requests, events, own, shared] {
+        for waiting in [requests, events, own, shared, queues, at_conn] {
             assert!(waiting.join().unwrap());
         }
+        asked.close();
     });
+    assert!(matches!(block_on(asked.next_event()), Err(EventError::Closed)));
+    assert!(matches!(block_on(asked.established()), Err(EstablishError::Event(EventError::Closed))));
 }
 
 #[test]
