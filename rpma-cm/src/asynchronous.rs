@@ -113,9 +113,27 @@ impl Watched {
 ///
 /// # Several tasks
 ///
-/// Waiting takes `&mut self`, because one task at a time is woken. Let several wait, make an `Async` for each: of a clone of the
-/// connection, completion queue or stream of a device's events, or of `&Endpoint` or `Arc<Endpoint>`. Each event and each completion goes
-/// to one of them; the end of the connection and `close` wake all. Threads that wait in the blocking calls may be among them.
+/// Waiting takes `&mut self`, because one task at a time is woken. Two waits at once, or one beside the stream of `completions`, do not
+/// compile:
+///
+/// ```compile_fail,E0499
+/// # async fn f(mut cq: rpma_cm::Async<rpma_cm::CompletionQueue, rpma::tokio::Readable>) {
+/// let (first, second) = (cq.wait(), cq.wait());
+/// # drop((first, second));
+/// # }
+/// ```
+///
+/// ```compile_fail,E0499
+/// # async fn f(mut cq: rpma_cm::Async<rpma_cm::CompletionQueue, rpma::tokio::Readable>) {
+/// let completions = cq.completions();
+/// let one = cq.wait();
+/// # drop((completions, one));
+/// # }
+/// ```
+///
+/// Let several wait, make an `Async` for each: of a clone of the connection, completion queue or stream of a device's events, or of
+/// `&Endpoint` or `Arc<Endpoint>`. Each event and each completion goes to one of them; the end of the connection and `close` wake all.
+/// Threads that wait in the blocking calls may be among them.
 ///
 /// Each `Async` takes a descriptor of the process.
 pub struct Async<T, R> {

@@ -66,6 +66,28 @@ pub struct Incoming {
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// It has no queues, so nothing can be posted to it and it cannot be accepted, and what was rejected cannot be prepared; this does not
+/// compile:
+///
+/// ```compile_fail,E0599
+/// # fn f(request: rpma_cm::IncomingRequest) {
+/// request.recv(rpma_mr::LocalSlice::null(), 1);
+/// # }
+/// ```
+///
+/// ```compile_fail,E0599
+/// # fn f(request: rpma_cm::IncomingRequest) {
+/// request.connect(&[]);
+/// # }
+/// ```
+///
+/// ```compile_fail,E0382
+/// # fn f(request: rpma_cm::IncomingRequest) {
+/// request.reject(&[]);
+/// request.prepare(&rpma_cm::ConnCfg::new());
+/// # }
+/// ```
 #[must_use = "a request that is dropped is rejected"]
 pub struct IncomingRequest {
     peer: Peer,

@@ -305,6 +305,21 @@ enum Handled {
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// It cannot connect before it is [`Step::Ready`], and each step takes the one before it; this does not compile:
+///
+/// ```compile_fail,E0599
+/// # fn f(resolving: rpma_cm::Resolving) {
+/// resolving.connect(&[]);
+/// # }
+/// ```
+///
+/// ```compile_fail,E0382
+/// # fn f(resolving: rpma_cm::Resolving) {
+/// resolving.advance();
+/// resolving.advance();
+/// # }
+/// ```
 #[must_use = "a request goes on only when it is advanced"]
 pub struct Resolving {
     attempt: Attempt,

@@ -104,6 +104,12 @@ impl EstablishError {
 /// # }
 /// ```
 ///
+/// ```compile_fail,E0599
+/// # fn f(pending: rpma_cm::PendingConn) {
+/// pending.batch();
+/// # }
+/// ```
+///
 /// The handle may be kept or dropped once the connection is established: both are the same connection, with the same descriptors.
 #[doc(alias = "rpma_conn_req_connect")]
 #[must_use = "a connection ends when its last handle is dropped"]
