@@ -64,6 +64,7 @@ impl<R: Readiness> Async<CompletionQueue, R> {
     /// The completions, as they come: this stream under the name of what it gives. Dropping it loses no completion.
     ///
     /// ```
+    /// use futures_core::Stream;
     /// use rpma::{prelude::*, tokio::Async};
     /// use std::{future::poll_fn, pin::Pin};
     ///
@@ -74,7 +75,6 @@ impl<R: Readiness> Async<CompletionQueue, R> {
     /// # conn.write(RemoteSlice::NULL, LocalSlice::null(), Signal::Always, 7)?;
     /// # conn.disconnect()?;
     /// let mut completions = cq.completions();
-    /// # use futures_core::Stream;
     /// // With `StreamExt` of the crate futures: `completions.next().await`.
     /// while let Some(completion) = poll_fn(|context| Pin::new(&mut completions).poll_next(context)).await {
     ///     println!("{:?}", completion?);
@@ -180,6 +180,24 @@ impl<R: Readiness> Async<SharedQueues, R> {
     ///
     /// Dropping the future loses no completion.
     ///
+    /// ```
+    /// use rpma::{CqRole, prelude::*, tokio::Async};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+    /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// # server.recv(LocalSlice::null(), 0)?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut queues = Async::new(conn.shared_queues()?)?;
+    /// conn.send(LocalSlice::null(), Signal::Always, 7)?;
+    /// let (role, completion) = queues.wait().await?;
+    /// assert_eq!((role, completion.context()), (CqRole::Main, 7));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Conn::wait`], without the end of the time.
@@ -189,6 +207,32 @@ impl<R: Readiness> Async<SharedQueues, R> {
     }
 
     /// The completions of both queues, as they come: this stream under the name of what it gives. Dropping it loses no completion.
+    ///
+    /// ```
+    /// use futures_core::Stream;
+    /// use rpma::{prelude::*, tokio::Async};
+    /// use std::{future::poll_fn, pin::Pin};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let cfg = ConnCfg::new().rcq_size(10).shared_channel(true);
+    /// # let (conn, server) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut queues = Async::new(conn.shared_queues()?)?;
+    /// conn.recv(LocalSlice::null(), 1)?;
+    /// # server.disconnect()?; // the peer ends it
+    /// let (mut completions, mut told) = (queues.completions(), 0);
+    /// // With `StreamExt` of the crate futures: `completions.next().await`.
+    /// while let Some(next) = poll_fn(|context| Pin::new(&mut completions).poll_next(context)).await {
+    ///     let (role, completion) = next?;
+    ///     println!("{role:?}: {completion:?}");
+    ///     told += 1;
+    /// }
+    /// assert_eq!(told, 1); // the receive, which failed
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn completions(&mut self) -> impl Stream<Item = Result<(CqRole, Completion), CqError>> + Unpin {
         self
     }
@@ -212,6 +256,25 @@ impl<R: Readiness> Async<Dispatcher, R> {
     ///
     /// Dropping the future loses no completion.
     ///
+    /// ```
+    /// use rpma::{Dispatcher, prelude::*, tokio::Async};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut dispatcher = Async::new(Dispatcher::new(&peer)?)?;
+    /// let cfg = ConnCfg::new().dispatcher(&dispatcher);
+    /// # let (conn, client) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// conn.recv(LocalSlice::null(), 7)?;
+    /// # client.send(LocalSlice::null(), Signal::OnError, 0)?; // the peer's message
+    /// let dispatched = dispatcher.wait().await?;
+    /// assert_eq!(dispatched.qp_num, conn.qp_num());
+    /// assert_eq!(dispatched.found?.1.context(), 7);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Dispatcher::wait`], without the end of the time.
@@ -220,6 +283,33 @@ impl<R: Readiness> Async<Dispatcher, R> {
     }
 
     /// The completions of its connections, as they come: this stream under the name of what it gives. Dropping it loses no completion.
+    ///
+    /// ```
+    /// use futures_core::Stream;
+    /// use rpma::{CqError, Dispatcher, prelude::*, tokio::Async};
+    /// use std::{future::poll_fn, pin::Pin};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let dispatcher = Dispatcher::new(&peer)?;
+    /// # let cfg = ConnCfg::new().dispatcher(&dispatcher);
+    /// # let (_conn, client) = rpma::testing::pair_with(&peer, &cfg, &ConnCfg::new())?;
+    /// # client.disconnect()?; // the peer of one of its connections ends it
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut waiting = Async::new(dispatcher.clone())?;
+    /// let mut completions = waiting.completions();
+    /// // With `StreamExt` of the crate futures: `completions.next().await`.
+    /// while let Some(dispatched) = poll_fn(|context| Pin::new(&mut completions).poll_next(context)).await {
+    ///     match dispatched?.found {
+    ///         Ok((role, completion)) => println!("{role:?}: {completion:?}"),
+    ///         Err(CqError::Drained) => dispatcher.close(), // its only connection has ended, and so does the stream
+    ///         Err(e) => return Err(e.into()),
+    ///     }
+    /// }
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn completions(&mut self) -> impl Stream<Item = Result<Dispatched, CqError>> + Unpin {
         self
     }

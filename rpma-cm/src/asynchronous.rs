@@ -489,6 +489,24 @@ impl<R: Readiness> Async<DeviceEvents, R> {
     ///
     /// Dropping the future loses no event.
     ///
+    /// ```
+    /// use rpma::{DeviceEventKind, DeviceEvents, prelude::*, tokio::Async};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let srq = peer.new_srq(&SrqCfg::new())?;
+    /// # let (client, conn) = rpma::testing::pair_with(&peer, &ConnCfg::new(), &ConnCfg::new().srq(&srq))?;
+    /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    /// # runtime.block_on(async {
+    /// let mut events = Async::new(DeviceEvents::of(peer.device())?)?;
+    /// # client.disconnect()?;
+    /// # conn.next_event(Duration::from_secs(10))?;
+    /// // A connection on a shared receive queue ends.
+    /// while events.next_event().await?.kind() != DeviceEventKind::LastReceive {}
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`DeviceEventError`], without the end of the time.

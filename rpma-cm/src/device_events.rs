@@ -302,6 +302,20 @@ impl DeviceEvents {
     }
 
     /// Wakes every thread and task that waits for an event, now and from now on.
+    ///
+    /// ```
+    /// use rpma::{DeviceEventError, DeviceEvents, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let events = DeviceEvents::of(peer.device())?;
+    /// let waiting = std::thread::spawn({
+    ///     let events = events.clone();
+    ///     move || events.next_event(Wait::Forever)
+    /// });
+    /// events.close();
+    /// assert!(matches!(waiting.join(), Ok(Err(DeviceEventError::Closed))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn close(&self) {
         self.0.closed.store(true, Ordering::SeqCst);
         self.0.over.set();

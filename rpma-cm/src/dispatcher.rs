@@ -244,6 +244,20 @@ impl Dispatcher {
     }
 
     /// Wakes everybody who waits, now and from now on. Its connections go on.
+    ///
+    /// ```
+    /// use rpma::{CqError, Dispatcher, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let dispatcher = Dispatcher::new(&peer)?;
+    /// let waiting = std::thread::spawn({
+    ///     let dispatcher = dispatcher.clone();
+    ///     move || dispatcher.wait(Wait::Forever).map(|found| found.qp_num)
+    /// });
+    /// dispatcher.close();
+    /// assert!(matches!(waiting.join(), Ok(Err(CqError::Closed))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn close(&self) {
         // In a forked child there is nobody to wake, and the lock may be held for ever by a thread that only the parent has.
         if self.check_process().is_err() {

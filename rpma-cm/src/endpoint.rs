@@ -334,6 +334,19 @@ impl Endpoint {
     }
 
     /// Wakes every thread that waits for a request, now and from now on. The endpoint stops listening when it is dropped.
+    ///
+    /// ```
+    /// use rpma::{RequestError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// std::thread::scope(|threads| {
+    ///     let waiting = threads.spawn(|| endpoint.next_request(Wait::Forever));
+    ///     endpoint.close();
+    ///     assert!(matches!(waiting.join(), Ok(Err(RequestError::Closed))));
+    /// });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.over.set();

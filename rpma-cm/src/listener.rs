@@ -129,6 +129,19 @@ impl Listener {
     }
 
     /// Wakes every thread that waits for a request, now and from now on. It stops listening when it is dropped.
+    ///
+    /// ```
+    /// use rpma::{RequestError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let listener = Listener::new(&peer, ("127.0.0.1", 0), &ConnCfg::new())?;
+    /// std::thread::scope(|threads| {
+    ///     let waiting = threads.spawn(|| listener.get_request(Wait::Forever));
+    ///     listener.close();
+    ///     assert!(matches!(waiting.join(), Ok(Err(RequestError::Closed))));
+    /// });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn close(&self) {
         self.endpoint.close();
     }

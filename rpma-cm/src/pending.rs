@@ -122,6 +122,20 @@ impl PendingConn {
 
     /// Waits for what happens next: `rpma_conn_next_event(3)`.
     ///
+    /// ```
+    /// use rpma::{EventError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// # let endpoint = Endpoint::listen(&peer, ("127.0.0.1", 0))?;
+    /// # let addr = endpoint.local_addr().ok_or("listening")?;
+    /// let pending = ConnReq::new(&peer, addr, &ConnCfg::new())?.connect(&[])?;
+    /// // The peer has not answered yet.
+    /// assert!(matches!(pending.next_event(Wait::Now), Err(EventError::NoEvent)));
+    /// # let server = endpoint.next_conn_req(&ConnCfg::new(), Duration::from_secs(10))?.connect(&[])?;
+    /// assert!(matches!(pending.next_event(Duration::from_secs(10))?, PendingEvent::Established(_))); // now it has
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`EventError`].

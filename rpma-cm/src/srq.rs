@@ -362,6 +362,20 @@ impl Srq {
 
     /// Wakes every thread that waits for its completions, now and from now on. Receives can still be posted and taken: it goes away when it
     /// is dropped.
+    ///
+    /// ```
+    /// use rpma::{CqError, prelude::*};
+    ///
+    /// # let peer = rpma::testing::peer()?;
+    /// let srq = peer.new_srq(&SrqCfg::new())?;
+    /// let waiting = std::thread::spawn({
+    ///     let rcq = srq.rcq().ok_or("has one")?;
+    ///     move || rcq.wait(Wait::Forever)
+    /// });
+    /// srq.close();
+    /// assert!(matches!(waiting.join(), Ok(Err(CqError::Closed))));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn close(&self) {
         self.0.closed.store(true, Ordering::SeqCst);
         if let Some(queue) = &self.0.receive {

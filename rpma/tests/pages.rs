@@ -212,6 +212,21 @@ fn every_public_function_is_called_in_an_example_that_runs() {
     assert_eq!(not_called, Vec::<&str>::new());
 }
 
+/// Many types have calls of these names, which differ in what ends the waiting.
+#[test]
+fn every_call_that_waits_or_ends_waiting_is_in_an_example_of_its_own_type_that_runs() {
+    const WAIT: [&str; 7] = ["wait", "next_event", "next_request", "next_conn_req", "established", "completions", "close"];
+    let items = public_items();
+    let waiting: Vec<_> = items.iter().filter(|item| item.kind == Kind::Function && WAIT.contains(&item.name.as_str())).collect();
+    assert!(waiting.len() > 25, "{} calls found", waiting.len());
+    let without: BTreeSet<_> = waiting
+        .iter()
+        .filter(|call| !items.iter().any(|item| item.owner == call.owner && calls(&item.examples.run, &call.name)))
+        .map(|call| format!("{}::{}", call.owner, call.name))
+        .collect();
+    assert_eq!(without, BTreeSet::new());
+}
+
 /// What stands above an example that is compiled and not run, with its reason behind it.
 const NOT_RUN: &str = "Not run as a test, because";
 
@@ -219,6 +234,8 @@ const NOT_RUN: &str = "Not run as a test, because";
 struct Item {
     name: String,
     kind: Kind,
+    /// What it is a part of, or is: the type of the `impl` around it, with what is in its brackets.
+    owner: String,
     examples: Examples,
 }
 
@@ -247,7 +264,7 @@ fn public_items() -> Vec<Item> {
     let mut items = Vec::new();
     for (source, text) in documented_sources() {
         let is_module = source.file_stem().is_some_and(|stem| has_word(&exports, &format!("mod {}", stem.to_string_lossy())));
-        let (mut docs, mut is_hidden) = (Vec::new(), false);
+        let (mut docs, mut is_hidden, mut owner) = (Vec::new(), false, String::new());
         // Unit tests are the last of each file.
         for line in text.lines().map(str::trim).take_while(|line| *line != "mod tests {") {
             if let Some(doc) = line.strip_prefix("///").or_else(|| line.strip_prefix("//!")) {
@@ -259,8 +276,13 @@ fn public_items() -> Vec<Item> {
                 if is_hidden || kind == Kind::Type && !is_module && !has_word(&exports, name) {
                     kind = Kind::Other;
                 }
+                if let Some(of) = implemented(line) {
+                    owner = of.to_owned();
+                } else if kind == Kind::Type {
+                    owner = name.to_owned();
+                }
                 let name = if kind == Kind::Other { format!("{}: {line}", source.display()) } else { name.to_owned() };
-                items.push(Item { name, kind, examples: examples(&docs) });
+                items.push(Item { name, kind, owner: owner.clone(), examples: examples(&docs) });
                 docs.clear();
                 is_hidden = false;
             }
@@ -328,6 +350,21 @@ fn item(line: &str) -> (Kind, &str) {
         "struct" | "enum" | "trait" => (Kind::Type, name),
         _ => (Kind::Other, name),
     }
+}
+
+/// The type whose `impl` a line begins.
+fn implemented(line: &str) -> Option<&str> {
+    let mut rest = line.strip_prefix("impl")?;
+    if rest.starts_with('<') {
+        let depth = |depth: &mut i32, c: char| {
+            *depth += i32::from(c == '<') - i32::from(c == '>');
+            Some((*depth, c))
+        };
+        let end = rest.chars().scan(0, depth).position(|(depth, _)| depth == 0)?;
+        rest = &rest[end + 1..];
+    }
+    let of = rest.split_once(" for ").map_or(rest, |(_, of)| of);
+    Some(of.split([';', '{']).next()?.trim())
 }
 
 fn examples(docs: &[&str]) -> Examples {
