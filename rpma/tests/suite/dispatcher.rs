@@ -220,6 +220,34 @@ fn messages_of_a_shared_receive_queue_without_completions_of_its_own_come_to_the
 }
 
 #[test]
+fn messages_of_a_shared_receive_queue_with_completions_of_its_own_come_there_and_all_else_to_the_dispatcher() {
+    let peer = peer();
+    let dispatcher = Dispatcher::new(&peer).unwrap();
+    let srq = peer.new_srq(&SrqCfg::new()).unwrap();
+    let server = cfg().srq(&srq).dispatcher(&dispatcher);
+    let pairs: Vec<_> = (0..3).map(|_| Pair::connect(&peer, &cfg(), &peer, &server)).collect();
+    let messages = srq.rcq().unwrap();
+    for (n, Pair { client, server }) in (0..).zip(&pairs) {
+        srq.recv(LocalSlice::null(), n).unwrap();
+        send(client);
+        let message = messages.wait(LIMIT).unwrap();
+        assert_eq!((message.qp_num(), message.context()), (server.qp_num(), n));
+        message.result().unwrap();
+        server.write(RemoteSlice::NULL, LocalSlice::null(), Signal::Always, 10 + n).unwrap();
+        assert_eq!(found(dispatcher.wait(LIMIT).unwrap()), (server.qp_num(), CqRole::Main, 10 + n));
+        assert!(matches!(dispatcher.wait(Wait::Now), Err(CqError::NoCompletion)));
+        assert!(matches!(messages.wait(Wait::Now), Err(CqError::NoCompletion)));
+    }
+    // The end is the dispatcher's to tell.
+    for Pair { client, server } in &pairs {
+        client.disconnect().unwrap();
+        let end = dispatcher.wait(LIMIT).unwrap();
+        assert_eq!(end.qp_num, server.qp_num());
+        assert!(matches!(end.found, Err(CqError::Drained)), "{end:?}");
+    }
+}
+
+#[test]
 fn task_waits_for_connections_that_came_after_it_began() {
     let peer = peer();
     let dispatcher = Dispatcher::new(&peer).unwrap();

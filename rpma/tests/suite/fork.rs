@@ -9,13 +9,19 @@ use std::thread;
 
 use rpma::prelude::*;
 use rpma::tokio::Async;
-use rpma::{AccessError, CqError, DeregisterError, Dispatcher, EventError, PostError, RegisterError};
+use rpma::{
+    AccessError, CqError, DeregisterError, DeviceEventError, DeviceEvents, Dispatcher, EventError, PostError, RegisterError,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal as Kill, WaitOptions, kill_process, pidfd_open, waitpid};
 use tokio::time::timeout;
 
+use super::device_events::{connections, end, ended, take_all};
 use super::executor::polled_once;
-use crate::support::{LIMIT, Pair, SetOnDrop, alone, cfg, complete, listen, peer, received, region, remote, still_works};
+use crate::support::{
+    LIMIT, Pair, SetOnDrop, alone, cfg, complete, is_readable, known, listen, peer, readable, received, region, remote,
+    still_works,
+};
 
 /// Forks, runs `body` in the child, and fails with what it says if it panics. The child ends as a process does that returns from main:
 /// by `exit(3)`, with all that this runs.
@@ -170,6 +176,41 @@ fn calls_in_a_child_are_errors_and_its_parent_notices_none_of_them() {
         assert!(matches!(endpoint.next_request(Wait::Now), Err(rpma::RequestError::NoRequest)));
         lost.take().unwrap().deregister().unwrap();
         still_works(&pair);
+    });
+}
+
+#[test]
+fn events_of_a_device_are_errors_in_a_child_and_its_parent_is_told_them_all_the_same() {
+    alone(|| {
+        let peer = peer();
+        let events = DeviceEvents::of(peer.device()).unwrap();
+        let (pairs, mut expected) = connections(&peer, 1);
+        take_all(&events);
+        end(&pairs);
+        if known().last_receive_event {
+            readable(&events);
+        } else {
+            expected.clear();
+        }
+        let mut all = Some(events);
+        in_a_child(|| {
+            let events = all.take().unwrap();
+            let error = events.next_event(Wait::Forever).unwrap_err();
+            assert!(matches!(error, DeviceEventError::Provider(_)), "{error:?}");
+            assert!(matches!(DeviceEvents::of(peer.device()), Err(DeviceEventError::Provider(_))));
+            events.close();
+            assert!(matches!(events.next_event(Wait::Now), Err(DeviceEventError::Closed)));
+        });
+        let events = all.unwrap();
+        while !expected.is_empty() {
+            if let Some(number) = ended(events.next_event(LIMIT).unwrap()) {
+                assert!(expected.remove(&number), "told twice, or another's: {number}");
+            }
+        }
+        take_all(&events);
+        // Closed in the child alone.
+        assert!(!is_readable(&events, Duration::ZERO));
+        assert!(matches!(events.next_event(Wait::Now), Err(DeviceEventError::NoEvent)));
     });
 }
 

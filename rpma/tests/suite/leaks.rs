@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use rpma::prelude::*;
 use rpma::sys::testing::{CountingProvider, Counts, Kind};
-use rpma::{Dispatcher, EstablishError, MAX_REJECT_BYTES};
+use rpma::{DeviceEvents, Dispatcher, EstablishError, MAX_REJECT_BYTES};
 
 use super::executor::{Async, Resolution, block_on, polled_once};
 use crate::support::{LIMIT, addr, alone, cfg, is_soft, listen, peer_over, provider, request};
@@ -117,7 +117,7 @@ fn thousand_rejections_leave_nothing_and_each_client_sees_its_own() {
 }
 
 #[test]
-fn two_hundred_futures_of_each_kind_that_were_dropped_leave_nothing() {
+fn two_hundred_futures_of_each_kind_on_the_way_to_a_connection_that_were_dropped_leave_nothing() {
     alone(|| {
         let (counting, peer) = counted();
         let (endpoint, addr) = listen(&peer);
@@ -133,8 +133,35 @@ fn two_hundred_futures_of_each_kind_that_were_dropped_leave_nothing() {
             assert!(polled_once(completions.wait()).is_pending());
             let mut pending = Async::new(request.connect(&[]).unwrap()).unwrap();
             assert!(polled_once(pending.established()).is_pending());
+            assert!(polled_once(pending.next_event()).is_pending());
+            assert!(polled_once(pending.wait()).is_ready(), "its queues share no channel");
             let incoming = block_on(endpoint.next_request()).unwrap();
             drop((pending, completions, incoming));
+        });
+    });
+}
+
+#[test]
+fn two_hundred_futures_of_each_kind_at_a_connection_that_were_dropped_leave_nothing() {
+    alone(|| {
+        let (counting, peer) = counted();
+        let (endpoint, _) = listen(&peer);
+        let stays = RefCell::new(Async::new(Dispatcher::new(&peer).unwrap()).unwrap());
+        let shared = cfg().rcq_size(1).shared_channel(true);
+        leaves_nothing(200, &counting, || {
+            let mut events = Async::new(DeviceEvents::of(peer.device()).unwrap()).unwrap();
+            while polled_once(events.next_event()).is_ready() {}
+            let mut dispatcher = stays.borrow_mut();
+            let pending = ConnReq::new(&peer, endpoint.local_addr().unwrap(), &shared).unwrap().connect(&[]).unwrap();
+            let incoming = endpoint.next_conn_req(&cfg().dispatcher(&dispatcher), LIMIT).unwrap().connect(&[]).unwrap();
+            let mut pending = Async::new(pending).unwrap();
+            let mut client = Async::new(block_on(pending.established()).unwrap()).unwrap();
+            let server = block_on(Async::new(incoming).unwrap().established()).unwrap();
+            let mut queues = Async::new(client.shared_queues().unwrap()).unwrap();
+            assert!(polled_once(client.next_event()).is_pending());
+            assert!(polled_once(client.wait()).is_pending() && polled_once(pending.wait()).is_pending());
+            assert!(polled_once(queues.wait()).is_pending() && polled_once(dispatcher.wait()).is_pending());
+            drop((events, queues, client, pending, server));
         });
     });
 }
