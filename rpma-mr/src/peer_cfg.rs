@@ -92,6 +92,9 @@ impl PeerCfg {
 
     /// States whether data written by a peer reaches this platform's persistent memory without
     /// stopping in volatile caches. Only with it may a peer flush to persistence.
+    ///
+    /// A device with native flush brings data there by itself, out of caches too: it is true then of
+    /// any region that was registered with FLUSH_TYPE_PERSISTENT and has kept it.
     #[doc(alias = "rpma_peer_cfg_set_direct_write_to_pmem")]
     #[must_use]
     pub const fn with_direct_write_to_pmem(self, direct_write_to_pmem: bool) -> Self {

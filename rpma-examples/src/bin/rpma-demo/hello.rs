@@ -61,7 +61,7 @@ impl Made {
         }
     }
 
-    /// Whether the pages are persistent memory: the only case in which the target promises persistence.
+    /// Whether the pages are persistent memory.
     pub(crate) fn is_persistent(self) -> bool {
         matches!(self, Self::DaxDevice | Self::DaxFile)
     }
@@ -71,7 +71,7 @@ impl Made {
         match self {
             Self::DaxDevice | Self::DaxFile => "the target's device does not take its memory for persistent",
             Self::TmpfsFile => "tmpfs is ordinary memory, which a loss of power empties",
-            Self::File => "a file's pages are a cache, and no flush over RDMA brings them to its disk",
+            Self::File => "a file's pages are a cache, and the target's device does not bring them to its disk",
         }
     }
 

@@ -47,8 +47,9 @@ What it does not prove:
   That the records survive a loss of power. The processor's caches, the network adapter's caches and the
   kernel's page cache all survive the death of a process, so records in any of them are found here too. Only
   a flush that is said to be persistent is meant to get them out of there; whether it does is a property of
-  the device, the platform and the memory, and takes a power cut to test. A region on tmpfs, or in an
-  ordinary file's page cache, is not persistent whatever the flush.
+  the device, the platform and the memory, and takes a power cut to test. A region on tmpfs is not persistent
+  whatever the flush; one in an ordinary file's page cache only with the software provider, which brings it to
+  the disk.
 
 How a flush is made:
   native      by the RDMA FLUSH operation, where both devices have it

@@ -125,9 +125,10 @@ fn make_region(peer: &Peer, path: &Path, layout: Layout, run: RunId) -> Result<(
     memory.write_at(0, &layout.encode_header(run))?;
 
     // A device without native flush cannot tell what memory it is, and takes every region for persistent: it is for us to say so only
-    // of memory that is.
+    // of memory that is. One with native flush knows what it can make durable: the software provider a file on a disk, too.
+    let device_knows = peer.capabilities().native_flush;
     let mut usage = Usage::WRITE_DST | Usage::FLUSH_TYPE_VISIBILITY;
-    usage.set(Usage::FLUSH_TYPE_PERSISTENT, made.is_persistent());
+    usage.set(Usage::FLUSH_TYPE_PERSISTENT, made.is_persistent() || device_knows && made == Made::File);
     let registered = peer.register(memory, usage);
     let region = registered.map_err(|failure| TargetError::Register { path: path.to_owned(), source: failure.error })?;
     if region.is_on_demand() && layout.record_bytes > SOFT_ROCE_MTU_BYTES {
@@ -136,10 +137,11 @@ fn make_region(peer: &Peer, path: &Path, layout: Layout, run: RunId) -> Result<(
              {SOFT_ROCE_MTU_BYTES} bytes on ordinary Ethernet"
         );
     }
+    let is_durable = made.is_persistent() || device_knows && region.usage().contains(Usage::FLUSH_TYPE_PERSISTENT);
     let hello = Hello {
         made,
         is_on_demand: region.is_on_demand(),
-        peer_cfg: peer.cfg().with_direct_write_to_pmem(made.is_persistent()),
+        peer_cfg: peer.cfg().with_direct_write_to_pmem(is_durable),
         region: region.descriptor(),
         layout,
         run,
