@@ -55,6 +55,8 @@ use crate::objects::{async_calls, cq_calls, event, id, id_qp, mr, qp, srq_calls,
 /// memory is, is looked up at registration; memory that keeps nothing (anonymous, private, tmpfs, ramfs, hugetlbfs) does not accept the
 /// right to flush persistently (EINVAL, as on soft-RoCE). Nor does a file that this process cannot open again to see its length: one that
 /// was unlinked, in a process without `CAP_CHECKPOINT_RESTORE`. If the file was truncated, the flush fails as a remote operational error.
+/// What a file system keeps its files on is not looked at: an overlay whose upper layer is in a tmpfs, as some containers have, is taken for
+/// a disk.
 ///
 /// # What is not there
 ///
