@@ -252,17 +252,19 @@ fn requests_behind_one_that_is_half_sent_are_not_sent_in_the_error_state() {
     for _ in 0..64 {
         a.post(write(&to, 0), &from, 0, BYTES);
     }
-    // Nobody receives: it fills what the kernel holds. That takes a while, since the other end's part grows.
-    let start = Instant::now();
-    while a.run().unwrap() != Moved::Idle || start.elapsed() < Duration::from_millis(20) {}
+    // Nobody receives, and the kernel holds less than all that.
+    while a.run().unwrap() != Moved::Idle {}
     a.qp.move_to_error();
-    a.run().unwrap();
     assert!(a.stream.holds_work(), "one is half sent");
-    assert_eq!(a.statuses(Side::Send), []);
-    while a.stream.holds_work() {
+    let start = Instant::now();
+    loop {
+        a.run().unwrap();
+        if !a.stream.holds_work() {
+            break;
+        }
+        assert_eq!(a.statuses(Side::Send), []);
         // It throws away what comes.
         let _ = b.run();
-        a.run().unwrap();
         assert!(start.elapsed() < LIMIT);
     }
     assert_eq!(a.statuses(Side::Send), [WrFlush; 64]);
